@@ -1,0 +1,74 @@
+"""Every cap, with its unit and its reason. A manifest may lower some of them for its run, never raise one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Bytes of a contribution message: base64 of it (1,868) still fits the 2 KB of S3 user metadata beside a name.
+MAX_CONTRIBUTION_BYTES: Final = 1_400
+
+#: Bytes of any other message on a stream; a round's announcement and a member's message stay far below.
+MAX_MESSAGE_BYTES: Final = 16 * 1024
+
+#: Bytes of a manifest, record or attestation: 10,000 participants of about 250 bytes, with room.
+MAX_DOCUMENT_BYTES: Final = 8 * 1024 * 1024
+
+#: Bytes of a payload's JSON header. 5,000 entries of about 150 bytes; 400,000 empty ones took 5 s of CPU.
+MAX_HEADER_BYTES: Final = 1024 * 1024
+
+#: Bytes of one payload, anchor or outer-state object: a fragment of 1.3e9 fp32 parameters.
+MAX_PAYLOAD_BYTES: Final = 5 * 1024**3
+
+#: Named parameters in a schema.
+MAX_PARAMETERS: Final = 100_000
+
+#: Characters of a parameter name.
+MAX_NAME_LENGTH: Final = 512
+
+#: Dimensions of a parameter; numpy stops at 64, nothing real passes 8.
+MAX_DIMENSIONS: Final = 16
+
+#: Elements of one tensor: byte offsets stay exact in every language's JSON numbers (2**53).
+MAX_ELEMENTS: Final = 2**48
+
+#: Fragments of a run; each is a stream, a chain of records and a lease.
+MAX_FRAGMENTS: Final = 1_024
+
+#: Characters of a run or learner id: the pattern is `[a-z0-9-]{1,64}`.
+MAX_ID_LENGTH: Final = 64
+
+#: Metrics a contribution may carry, and characters of each name: they must fit MAX_CONTRIBUTION_BYTES.
+MAX_METRICS: Final = 16
+MAX_METRIC_NAME_LENGTH: Final = 24
+
+#: Steps a contribution may claim (default of the manifest): a week of 0.1 s steps.
+MAX_STEPS: Final = 10_000_000
+
+#: Tokens per step a contribution may claim (default of the manifest).
+MAX_TOKENS_PER_STEP: Final = 1_000_000_000
+
+#: Any counter in a message: squares of tokens stay below float64's range (2**53 squared is 8e31).
+MAX_COUNTER: Final = 2**53
+
+#: Seconds between the two definite 404s that make a payload `missing`.
+MISSING_RECHECK_SECONDS: Final = 1.0
+
+#: Seconds one object may fail while others are served before it counts as `missing`.
+FAILING_OBJECT_SECONDS: Final = 60.0
+
+#: Seconds a fragment's lease lasts; renewed at a third of it.
+LEASE_SECONDS: Final = 15.0
+
+#: Seconds a learner stays live after its last message; it sends `alive` at a third of it.
+LEARNER_LEASE_SECONDS: Final = 30.0
+
+#: Envelopes, and payload bytes in multiples of a dense fp32 fragment, that one learner may post per version.
+MAX_ENVELOPES_PER_VERSION: Final = 64
+MAX_DENSE_SIZES_PER_VERSION: Final = 8
+
+#: Entries kept in a run's members and commits streams.
+MAX_MEMBERS_ENTRIES: Final = 20_000
+MAX_COMMITS_ENTRIES: Final = 10_000
+
+#: Bytes of one part of a multipart upload: S3 allows 10,000 parts, R2 needs all but the last to be equal.
+UPLOAD_PART_BYTES: Final = 64 * 1024 * 1024

@@ -1,0 +1,161 @@
+"""The one home of object keys, stream names and ids: built and parsed here, nowhere else.
+
+Keys below a store's prefix (`V`: the version a round *produces*; `B`: its *base* version, V - 1)::
+
+    RUN/manifest
+    RUN/genesis/FRAGMENT/SHA256
+    RUN/learners/LEARNER
+    RUN/deltas/LEARNER/FRAGMENT/B/SHA256
+    RUN/anchors/FRAGMENT/B/SHA256      RUN/updates/FRAGMENT/B/SHA256      RUN/outer/FRAGMENT/B/SHA256
+    RUN/records/FRAGMENT/V             RUN/attestations/FRAGMENT/V
+    RUN/end
+
+Numbers are zero-padded, so that a listing is in order. A key that came from somebody else is only ever
+compared with one built here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from deltapost.errors import MalformedMessage
+from deltapost.limits import MAX_ID_LENGTH
+
+ID_PATTERN: Final = rf"[a-z0-9-]{{1,{MAX_ID_LENGTH}}}"
+_ID: Final = re.compile(ID_PATTERN)
+_FRAGMENT: Final = re.compile(r"[0-9]{4}")
+_VERSION: Final = re.compile(r"[0-9]{10}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+RUNS_STREAM: Final = "deltapost:runs"
+
+
+def check_id(kind: Literal["run", "learner"], value: str) -> str:
+    """`value`, if it is a valid run or learner id; else MalformedMessage."""
+    if not isinstance(value, str) or _ID.fullmatch(value) is None:
+        raise MalformedMessage(
+            f"{kind} id {value!r:.80} is not valid",
+            hint="use 1 to 64 of the characters a-z, 0-9 and '-'",
+        )
+    return value
+
+
+def _digest(sha256: bytes) -> str:
+    if len(sha256) != 32:
+        raise ValueError(f"a SHA-256 has 32 bytes, not {len(sha256)}")
+    return sha256.hex()
+
+
+def _numbers(fragment: int, version: int) -> str:
+    if not 0 <= fragment <= 9_999 or not 0 <= version <= 9_999_999_999:
+        raise ValueError(f"fragment {fragment} or version {version} is out of range")
+    return f"{fragment:04d}/{version:010d}"
+
+
+def manifest_key(run: str) -> str:
+    return f"{check_id('run', run)}/manifest"
+
+
+def end_key(run: str) -> str:
+    return f"{check_id('run', run)}/end"
+
+
+def genesis_key(run: str, fragment: int, sha256: bytes) -> str:
+    return f"{check_id('run', run)}/genesis/{fragment:04d}/{_digest(sha256)}"
+
+
+def learner_key(run: str, learner: str) -> str:
+    return f"{check_id('run', run)}/learners/{check_id('learner', learner)}"
+
+
+def delta_key(run: str, learner: str, fragment: int, base: int, sha256: bytes) -> str:
+    who = f"{check_id('run', run)}/deltas/{check_id('learner', learner)}"
+    return f"{who}/{_numbers(fragment, base)}/{_digest(sha256)}"
+
+
+def anchor_key(run: str, fragment: int, base: int, sha256: bytes) -> str:
+    return f"{check_id('run', run)}/anchors/{_numbers(fragment, base)}/{_digest(sha256)}"
+
+
+def update_key(run: str, fragment: int, base: int, sha256: bytes) -> str:
+    return f"{check_id('run', run)}/updates/{_numbers(fragment, base)}/{_digest(sha256)}"
+
+
+def outer_key(run: str, fragment: int, base: int, sha256: bytes) -> str:
+    return f"{check_id('run', run)}/outer/{_numbers(fragment, base)}/{_digest(sha256)}"
+
+
+def record_key(run: str, fragment: int, version: int) -> str:
+    return f"{check_id('run', run)}/records/{_numbers(fragment, version)}"
+
+
+def attestation_key(run: str, fragment: int, version: int) -> str:
+    return f"{check_id('run', run)}/attestations/{_numbers(fragment, version)}"
+
+
+def envelope_stream(run: str, fragment: int) -> str:
+    """The fragment's stream of envelopes. The braces are literal: a Redis Cluster hash tag."""
+    return f"deltapost:{{{check_id('run', run)}/{fragment}}}"
+
+
+def members_stream(run: str) -> str:
+    return f"deltapost:{{{check_id('run', run)}}}:members"
+
+
+def commits_stream(run: str) -> str:
+    return f"deltapost:{{{check_id('run', run)}}}:commits"
+
+
+def epoch_key(stream: str) -> str:
+    """The key beside a stream, under the same hash tag, that names the stream's present life."""
+    return f"{stream}:epoch"
+
+
+Area = Literal[
+    "manifest", "end", "genesis", "learners", "deltas", "anchors", "updates", "outer", "records", "attestations"
+]
+
+
+@dataclass(frozen=True)
+class ParsedKey:
+    """A key's parts. `version` is what the key carries: a base for objects, the version made for records."""
+
+    area: Area
+    run: str
+    learner: str | None = None
+    fragment: int | None = None
+    version: int | None = None
+    sha256: bytes | None = None
+
+
+def parse_key(key: str) -> ParsedKey | None:
+    """The parts of one of the keys above, or None when it is not exactly one of them."""
+    run, _, rest = key.partition("/")
+    parts = rest.split("/")
+    if _ID.fullmatch(run) is None:
+        return None
+    match parts:
+        case ["manifest" | "end" as area]:
+            return ParsedKey(area, run)  # type: ignore[arg-type]
+        case ["learners", learner] if _ID.fullmatch(learner):
+            return ParsedKey("learners", run, learner=learner)
+        case ["genesis", fragment, digest] if _FRAGMENT.fullmatch(fragment) and _DIGEST.fullmatch(digest):
+            return ParsedKey("genesis", run, fragment=int(fragment), sha256=bytes.fromhex(digest))
+        case ["deltas", learner, *numbers] if _ID.fullmatch(learner) and (found := _object(numbers)):
+            return ParsedKey("deltas", run, learner, *found)
+        case ["anchors" | "updates" | "outer" as area, *numbers] if found := _object(numbers):
+            return ParsedKey(area, run, None, *found)  # type: ignore[arg-type]
+        case ["records" | "attestations" as area, fragment, version]:
+            if _FRAGMENT.fullmatch(fragment) and _VERSION.fullmatch(version):
+                return ParsedKey(area, run, None, int(fragment), int(version))  # type: ignore[arg-type]
+    return None
+
+
+def _object(numbers: list[str]) -> tuple[int, int, bytes] | None:
+    match numbers:
+        case [fragment, version, digest]:
+            if _FRAGMENT.fullmatch(fragment) and _VERSION.fullmatch(version) and _DIGEST.fullmatch(digest):
+                return int(fragment), int(version), bytes.fromhex(digest)
+    return None
