@@ -1,0 +1,10 @@
+"""Bytes: tensors, schemas and payloads that read and write the same everywhere."""
+
+from __future__ import annotations
+
+from deltapost.serialization.digest import digest
+from deltapost.serialization.payload import pack, unpack, unpack_expected
+from deltapost.serialization.schema import ParameterSpec, Schema
+from deltapost.serialization.tensor import DType, TensorBytes
+
+__all__ = ["DType", "ParameterSpec", "Schema", "TensorBytes", "digest", "pack", "unpack", "unpack_expected"]
