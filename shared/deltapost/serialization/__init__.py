@@ -5,6 +5,16 @@ from __future__ import annotations
 from deltapost.serialization.digest import digest
 from deltapost.serialization.payload import pack, unpack, unpack_expected
 from deltapost.serialization.schema import ParameterSpec, Schema
-from deltapost.serialization.tensor import DType, TensorBytes
+from deltapost.serialization.tensor import DType, TensorBytes, element_bytes
 
-__all__ = ["DType", "ParameterSpec", "Schema", "TensorBytes", "digest", "pack", "unpack", "unpack_expected"]
+__all__ = [
+    "DType",
+    "ParameterSpec",
+    "Schema",
+    "TensorBytes",
+    "digest",
+    "element_bytes",
+    "pack",
+    "unpack",
+    "unpack_expected",
+]

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 from deltapost.errors import InvalidTensor, MalformedPayload, SchemaMismatch
 from deltapost.limits import MAX_ELEMENTS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
 from deltapost.serialization.schema import METADATA_KEY, name_problem
-from deltapost.serialization.tensor import BITS, DType, TensorBytes, byte_count, shape_problem
+from deltapost.serialization.tensor import BITS, DType, TensorBytes, element_bytes, shape_problem
 
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
@@ -145,11 +145,14 @@ def _check_entry(name: str, entry: object) -> None:
         or any(type(offset) is not int or not 0 <= offset <= 4 * MAX_ELEMENTS for offset in offsets)
     ):
         raise MalformedPayload(f"the entry {name!r} has the offsets {offsets!r:.60}, not two integers")
-    size = byte_count(dtype, tuple(shape))
-    if size is None or offsets[1] - offsets[0] != size:
+    try:
+        size = element_bytes(dtype, tuple(shape))
+    except InvalidTensor as error:
+        raise MalformedPayload(f"the entry {name!r}: {error}") from None
+    if offsets[1] - offsets[0] != size:
         raise MalformedPayload(
             f"the entry {name!r} spans {offsets[1] - offsets[0]} bytes, "
-            f"but {dtype} of shape {shape!r:.80} takes {size if size is not None else 'no whole number'}"
+            f"but {dtype} of shape {shape!r:.80} takes {size}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from deltapost.errors import InvalidTensor, SchemaMismatch
 from deltapost.limits import MAX_NAME_LENGTH, MAX_PARAMETERS
-from deltapost.serialization.tensor import PARAMETER_DTYPES, ParameterDType, byte_count, shape_problem
+from deltapost.serialization.tensor import PARAMETER_DTYPES, ParameterDType, element_bytes, shape_problem
 
 #: What codecs append to a parameter's name for the entries beside its main one.
 SCALE_SUFFIX: Final = ".scale"
@@ -73,7 +73,7 @@ class ParameterSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the parameter in its own dtype."""
-        return byte_count(self.dtype, self.shape) or 0
+        return element_bytes(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ class Schema:
 
 
 def _refuse_ambiguous(name: str, names: dict[str, ParameterSpec]) -> None:
-    entries = [name + suffix for suffix in RESERVED_SUFFIXES] + [prefix + name for prefix in RESERVED_PREFIXES]
+    entries = [name + suffix for suffix in RESERVED_SUFFIXES] + [
+        prefix + name for prefix in RESERVED_PREFIXES
+    ]
     for entry in entries:
         if entry in names:
             raise InvalidTensor(

@@ -59,10 +59,12 @@ def shape_problem(shape: object) -> str | None:
     return None
 
 
-def byte_count(dtype: DType, shape: tuple[int, ...]) -> int | None:
-    """Bytes of a tensor; None when its elements do not fill whole bytes (an odd number of F4 elements)."""
+def element_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor's elements. Raises InvalidTensor for an odd number of F4 elements."""
     count, rest = divmod(BITS[dtype] * prod(shape), 8)
-    return None if rest else count
+    if rest:
+        raise InvalidTensor(f"{dtype} of shape {tuple(shape)} does not fill whole bytes")
+    return count
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,7 @@ class TensorBytes:
             raise InvalidTensor(f"the shape is {type(self.shape).__name__}, not a tuple of sizes")
         if problem := shape_problem(self.shape):
             raise InvalidTensor(problem)
-        expected = byte_count(self.dtype, self.shape)
-        if expected is None:
-            raise InvalidTensor(f"{self.dtype} of shape {self.shape} does not fill whole bytes")
+        expected = element_bytes(self.dtype, self.shape)
         if isinstance(self.data, memoryview):
             if self.data.format != "B" or self.data.ndim != 1 or not self.data.contiguous:
                 raise InvalidTensor("the data is a view, but not of contiguous bytes", hint="view.cast('B')")

@@ -1,0 +1,156 @@
+"""The native backend: numpy alone, exact, the aggregator's default. And a model of numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, ClassVar
+
+import numpy as np
+
+from deltapost.adapters import floats, microscaling
+from deltapost.adapters.reduction import tree_dot
+from deltapost.errors import ConfigurationError, InvalidTensor, SchemaMismatch
+from deltapost.serialization.schema import ParameterSpec
+from deltapost.serialization.tensor import ParameterDType, QuantizedDType, TensorBytes
+
+__all__ = ["ArrayModel", "NativeBackend", "NativeValue"]
+
+
+class NativeValue:
+    """A float32 tensor in a numpy array that nothing changes. See `adapters.Value`."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: floats.Floats) -> None:
+        """Takes over `array`: C-contiguous float32, not changed by anyone from here on."""
+        self._array = array
+
+    def __repr__(self) -> str:
+        return f"NativeValue(shape={self.shape})"
+
+    @property
+    def array(self) -> floats.Floats:
+        """The values; not to be written to."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def to_bytes(self, dtype: ParameterDType) -> TensorBytes:
+        return floats.narrow(self._array, dtype)
+
+    def quantize(self, dtype: QuantizedDType) -> tuple[TensorBytes, TensorBytes]:
+        return microscaling.quantize(self._array, dtype)
+
+    def squared_norm(self) -> float:
+        return tree_dot(self._array, self._array)
+
+    def norm(self) -> float:
+        return sqrt(self.squared_norm())
+
+    def dot(self, other: NativeValue) -> float:
+        self._check(other)
+        return tree_dot(self._array, other._array)
+
+    def is_finite(self) -> bool:
+        return floats.finite(self._array)
+
+    def zeros_like(self) -> NativeValue:
+        return NativeValue(np.zeros(self.shape, np.float32))
+
+    def __add__(self, other: NativeValue) -> NativeValue:
+        self._check(other)
+        with np.errstate(all="ignore"):
+            return NativeValue(np.add(self._array, other._array, out=np.empty(self.shape, np.float32)))
+
+    def __sub__(self, other: NativeValue) -> NativeValue:
+        self._check(other)
+        with np.errstate(all="ignore"):
+            return NativeValue(np.subtract(self._array, other._array, out=np.empty(self.shape, np.float32)))
+
+    def __mul__(self, factor: float) -> NativeValue:
+        rounded = np.float32(floats.to_float32(factor))
+        with np.errstate(all="ignore"):
+            return NativeValue(np.multiply(self._array, rounded, out=np.empty(self.shape, np.float32)))
+
+    __rmul__ = __mul__
+
+    def _check(self, other: NativeValue) -> None:
+        if self.shape != other.shape:
+            raise InvalidTensor(f"values of shape {self.shape} and {other.shape} do not go together")
+
+
+@dataclass(frozen=True)
+class NativeBackend:
+    """numpy arithmetic, exact, without any framework.
+
+    >>> import struct
+    >>> value = NativeBackend().load(TensorBytes("F32", (2,), struct.pack("<2f", 3.0, 4.0)))
+    >>> value.norm()
+    5.0
+    """
+
+    name: ClassVar[str] = "native"
+    exact: ClassVar[bool] = True
+
+    def load(self, tensor: TensorBytes) -> NativeValue:
+        return NativeValue(floats.widen(tensor))
+
+    def dequantize(self, data: TensorBytes, scale: TensorBytes, shape: Sequence[int]) -> NativeValue:
+        return NativeValue(microscaling.dequantize(data, scale, shape))
+
+
+class ArrayModel:
+    """A model whose parameters are numpy arrays, float32 or float16, written in place. See `adapters.Model`.
+
+    >>> model = ArrayModel({"w": np.zeros(3, np.float32)})
+    >>> model.specs()
+    [ParameterSpec(name='w', dtype='F32', shape=(3,))]
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
+        """Raises ConfigurationError, naming the array, for other dtypes and for read-only arrays."""
+        self._arrays = dict(sorted(arrays.items()))
+        self._specs = {name: _spec(name, array) for name, array in self._arrays.items()}
+
+    @property
+    def backend(self) -> NativeBackend:
+        return NativeBackend()
+
+    def specs(self) -> list[ParameterSpec]:
+        return list(self._specs.values())
+
+    def load(self, name: str) -> NativeValue:
+        return NativeValue(np.array(self._array(name), np.float32, order="C"))
+
+    def assign(self, name: str, tensor: TensorBytes) -> None:
+        array, spec = self._array(name), self._specs[name]
+        if (tensor.dtype, tensor.shape) != (spec.dtype, spec.shape):
+            raise SchemaMismatch(
+                f"parameter {name!r} is {spec.dtype} of shape {spec.shape}, "
+                f"not {tensor.dtype} of shape {tensor.shape}"
+            )
+        array[...] = floats.widen(tensor)
+
+    def _array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        try:
+            return self._arrays[name]
+        except KeyError:
+            raise SchemaMismatch(f"the model has no parameter {name!r:.80}") from None
+
+
+def _spec(name: str, array: np.ndarray[Any, np.dtype[Any]]) -> ParameterSpec:
+    if array.dtype == np.float32:
+        dtype: ParameterDType = "F32"
+    elif array.dtype == np.float16:
+        dtype = "F16"
+    else:
+        raise ConfigurationError(
+            f"parameter {name!r} has the numpy dtype {array.dtype}", hint="float32 and float16 can be trained"
+        )
+    if not array.flags.writeable:
+        raise ConfigurationError(f"parameter {name!r} is a read-only array")
+    return ParameterSpec(name, dtype, array.shape)

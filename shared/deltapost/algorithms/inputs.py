@@ -1,0 +1,70 @@
+"""What a round is given must be the fragment's, and complete: checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from deltapost import codecs
+from deltapost.algorithms.rounds import Contribution, FragmentState
+from deltapost.errors import ConfigurationError, SchemaMismatch
+from deltapost.serialization.schema import MASTER_PREFIX, MOMENTUM_PREFIX, ParameterSpec
+from deltapost.serialization.tensor import TensorBytes
+
+
+def check_contributions(specs: Sequence[ParameterSpec], ordered: Sequence[Contribution]) -> None:
+    """Contributions in learner order: at least one, one of each learner, with weight and exact entries.
+
+    Raises ConfigurationError or SchemaMismatch, naming learner and entry.
+    """
+    if not ordered:
+        raise ConfigurationError("a round closes with one contribution or more, not with none")
+    for one, other in zip(ordered, ordered[1:], strict=False):
+        if one.learner == other.learner:
+            raise ConfigurationError(f"learner {one.learner!r} has two contributions to one round")
+    for one in ordered:
+        if one.steps < 1 or one.tokens < 1:
+            raise ConfigurationError(
+                f"learner {one.learner!r} has {one.steps} steps and {one.tokens} tokens: no weight"
+            )
+        expected: set[str] = set()
+        for spec in specs:
+            if spec.name not in one.tensors:
+                raise SchemaMismatch(f"the contribution of {one.learner!r} lacks the entry {spec.name!r}")
+            expected |= codecs.get(one.tensors[spec.name].dtype).entries(spec).keys()
+        check_names(f"contribution of {one.learner!r}", one.tensors, expected)
+
+
+def check_state(specs: Sequence[ParameterSpec], with_master: Collection[str], state: FragmentState) -> None:
+    """An anchor and outer state of exactly these parameters; masters only for those `with_master`.
+
+    A state before its first round may lack masters: the anchor is the master then. Raises SchemaMismatch.
+    """
+    check_anchor(specs, state.theta)
+    masters = {MASTER_PREFIX + name for name in with_master} & state.outer.keys()
+    check_names("outer state", state.outer, {MOMENTUM_PREFIX + spec.name for spec in specs} | masters)
+    for spec in specs:
+        for name in (MOMENTUM_PREFIX + spec.name, MASTER_PREFIX + spec.name):
+            if name in state.outer:
+                _check_tensor(name, state.outer[name], "F32", spec)
+
+
+def check_anchor(specs: Sequence[ParameterSpec], theta: Mapping[str, TensorBytes]) -> None:
+    """An anchor of exactly these parameters. Raises SchemaMismatch."""
+    check_names("anchor", theta, {spec.name for spec in specs})
+    for spec in specs:
+        _check_tensor(spec.name, theta[spec.name], spec.dtype, spec)
+
+
+def check_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
+    """Raises SchemaMismatch, naming the first entry of `given` that is missing or not the fragment's."""
+    for name in sorted(set(expected) - set(given)):
+        raise SchemaMismatch(f"the {what} lacks the entry {name!r}")
+    for name in sorted(set(given) - set(expected)):
+        raise SchemaMismatch(f"the {what} has an entry {name!r:.100} that is not the fragment's")
+
+
+def _check_tensor(name: str, tensor: TensorBytes, dtype: str, spec: ParameterSpec) -> None:
+    if (tensor.dtype, tensor.shape) != (dtype, spec.shape):
+        raise SchemaMismatch(
+            f"{name!r} is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of shape {spec.shape}"
+        )
