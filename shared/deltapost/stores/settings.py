@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, FilePath, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from deltapost.errors import ConfigurationError
@@ -35,10 +34,13 @@ class StoreSettings(BaseSettings):
     access_key_id: SecretStr | None = Field(None, description="credentials; unset: boto3's usual places")
     secret_access_key: SecretStr | None = Field(None, description="goes with access_key_id")
     session_token: SecretStr | None = Field(None, description="of temporary credentials")
-    ca_bundle: Path | None = Field(
+    ca_bundle: FilePath | None = Field(
         None, description="PEM file of the CA that signed the server's certificate"
     )
-    path_style: bool = Field(False, description="address buckets as path, not as host name")
+    addressing_style: Literal["auto", "path", "virtual"] = Field(
+        "auto",
+        description="bucket in the path or in the host name; auto: in the path where an endpoint is given",
+    )
     checksums: Literal["when_supported", "when_required"] = Field(
         "when_supported", description="when_required: for servers that do not know S3's newer checksums"
     )

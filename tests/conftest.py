@@ -1,0 +1,8 @@
+"""Servers that tests of every part share; each module starts its server when the first test asks for it."""
+
+pytest_plugins = [
+    "fixtures.postgres",
+    "fixtures.s3",
+    "fixtures.seaweed",
+    "fixtures.valkey",
+]
