@@ -1,0 +1,86 @@
+# deltapost: `make help` lists the targets. Everything is installed into .venv from the versions in constraints.txt.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+ARGS ?=
+COMPOSE := docker compose -f docker/compose.yaml
+
+# Tests that share a server with fixed ports are in one xdist group, so that one process runs them all.
+SPREAD := -n 2 --dist loadgroup
+
+# A stamp is newer than what it was installed from, or the target installs again.
+DEV_STAMP := $(VENV)/.installed-dev
+DEMO_STAMP := $(VENV)/.installed-demo
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all lint check up down migrate constraints clean
+
+help: ## Lists the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(DEV_STAMP) ## Makes .venv with everything that tests and checks need.
+
+demo: $(DEMO_STAMP) ## Four learners train a real model through it all. ARGS="--rounds 6" passes options on.
+	@$(BIN)/deltapost demo $(ARGS)
+
+test: $(DEV_STAMP) ## The tests, without the long matrices.
+	$(BIN)/pytest $(SPREAD) -m "not slow" $(ARGS)
+
+test-all: $(DEV_STAMP) ## All tests, the long matrices too.
+	$(BIN)/pytest $(SPREAD) -m "" $(ARGS)
+
+lint: $(DEV_STAMP) ## Formatting, lint and types.
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+check: lint test ## What a change has to pass before it is committed.
+
+up: ## Starts Valkey, an S3 server, Postgres, aggregator and ledger in containers.
+	$(COMPOSE) up --build --detach --wait
+
+down: ## Stops them; their data stays in volumes.
+	$(COMPOSE) down
+
+migrate: $(DEMO_STAMP) ## Brings the database of DELTAPOST_LEDGER_URL to this release's tables.
+	$(BIN)/deltapost ledger migrate $(ARGS)
+
+constraints: $(DEV_STAMP) ## Writes constraints.txt from what .venv holds.
+	$(BIN)/python -m pip --disable-pip-version-check list --format=freeze --exclude-editable > $(VENV)/installed.txt
+	{ head -n 1 constraints.txt; \
+	  awk -F '==' '{ name = tolower($$1); gsub(/[_.]/, "-", name); sub(/\+.*/, "", $$2); print name "==" $$2 }' $(VENV)/installed.txt \
+	  | grep -v -E '^(deltapost|pip|setuptools)==' | LC_ALL=C sort; } > $(VENV)/constraints.txt
+	mv $(VENV)/constraints.txt constraints.txt
+
+clean: ## Removes .venv, builds and caches.
+	rm -rf $(VENV) build dist shared/*.egg-info *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The interpreter is looked for only when .venv has to be made: PYTHON=... names one.
+$(BIN)/python:
+	@python=; \
+	for candidate in $(if $(PYTHON),'$(PYTHON)',python3 python3.14 python3.13 python3.12 python3.11); do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo 'deltapost needs Python 3.11 or newer and found none. Name one: make PYTHON=/path/to/python3.12 ...' >&2; exit 1; \
+	fi; \
+	"$$python" -m venv --clear $(VENV) || { \
+	  rm -rf $(VENV); \
+	  echo "$$python cannot make a virtual environment (on Debian and Ubuntu: install python3-venv)." >&2; exit 1; \
+	}
+
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DOWNLOAD = echo "Installing $(1) into $(VENV). The first time this downloads about $(2) MB with torch's CPU build \
+	(macOS: 100 MB less), or 3 GB where pip takes the CUDA build: README.md says how to choose."
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@$(call DOWNLOAD,everything for development,450)
+	@$(INSTALL) -e '.[dev]'
+	@touch $(DEMO_STAMP) $@
+
+# Whoever has the development install has the demo's too: both stamps are set there.
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@$(call DOWNLOAD,what the demo needs,260)
+	@$(INSTALL) -e '.[demo]'
+	@touch $@
