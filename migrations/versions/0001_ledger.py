@@ -89,7 +89,7 @@ def upgrade() -> None:
         sa.Column("fragment", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("head", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("head_sha256", sa.LargeBinary(length=32), nullable=False),
-        sa.Column("stream_epoch", sa.Text(), server_default="", nullable=False),
+        sa.Column("stream_epoch", sa.Text(), server_default=sa.text("''"), nullable=False),
         sa.Column("position", sa.Text(), server_default="0-0", nullable=False),
         sa.Column("owner", sa.Text(), nullable=True),
         sa.Column("lease_token", sa.Text(), nullable=True),
@@ -157,8 +157,9 @@ def upgrade() -> None:
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("answered_version", sa.BigInteger(), nullable=True),
         sa.CheckConstraint(
-            "verdict IN ('accepted', 'conflict', 'late', 'stale', 'ahead', 'zero_steps', 'zero_weight', 'malformed', "
-            "'schema', 'corrupt', 'missing', 'too_large', 'outlier', 'non_finite', 'unknown_learner', 'bad_signature', 'over_quota')",
+            "verdict IN ('accepted', 'conflict', 'late', 'stale', 'ahead', 'zero_steps', 'zero_weight', "
+            "'malformed', 'schema', 'corrupt', 'missing', 'too_large', 'outlier', 'non_finite', "
+            "'unknown_learner', 'bad_signature', 'over_quota')",
             name=op.f("ck_contributions_verdict_known"),
         ),
         sa.CheckConstraint("answered_version >= 1", name=op.f("ck_contributions_answered_version_minimum")),
@@ -303,7 +304,7 @@ def upgrade() -> None:
         sa.Column("fragment", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("version", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("reason", sa.String(length=32), nullable=False),
-        sa.Column("learner", sa.String(length=64), server_default="", nullable=False),
+        sa.Column("learner", sa.String(length=64), server_default=sa.text("''"), nullable=False),
         sa.Column("count", sa.BigInteger(), nullable=False),
         sa.CheckConstraint(
             "reason IN ('malformed', 'unknown_learner', 'bad_signature', 'over_quota')",

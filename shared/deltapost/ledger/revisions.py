@@ -6,7 +6,6 @@ SQLite), so two migrations at once both succeed, and a killed one leaves nothing
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from alembic import command
@@ -15,9 +14,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from deltapost import migrations
 from deltapost.errors import ConfigurationError, WrongRevision
 from deltapost.ledger.failures import MIGRATE_HINT
+from deltapost.migrations import DIRECTORY
 
 if TYPE_CHECKING:
     from deltapost.ledger.engine import Ledger
@@ -31,8 +30,7 @@ MIGRATION_LOCK: Final = int.from_bytes(b"deltapst")
 def _config(connection: Connection | None = None) -> Config:
     config = Config()
     # Alembic interpolates; a path may hold a per cent sign.
-    location = str(Path(migrations.__file__).parent).replace("%", "%%")
-    config.set_main_option("script_location", location)
+    config.set_main_option("script_location", str(DIRECTORY).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 

@@ -144,7 +144,7 @@ class FragmentRow(Base):
     fragment: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     head: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     head_sha256: Mapped[bytes] = mapped_column(_Hash)
-    stream_epoch: Mapped[str] = mapped_column(Text, server_default="")
+    stream_epoch: Mapped[str] = mapped_column(Text, server_default=text("''"))
     position: Mapped[str] = mapped_column(Text, server_default="0-0")
     owner: Mapped[str | None] = mapped_column(Text)
     lease_token: Mapped[str | None] = mapped_column(Text)
@@ -261,7 +261,7 @@ class UnverifiedRow(Base):
     fragment: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     version: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     reason: Mapped[str] = mapped_column(String(32), primary_key=True)
-    learner: Mapped[str] = mapped_column(_Id, primary_key=True, server_default="")
+    learner: Mapped[str] = mapped_column(_Id, primary_key=True, server_default=text("''"))
     count: Mapped[int] = mapped_column(BigInteger)
 
     __table_args__ = (
