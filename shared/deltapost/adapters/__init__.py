@@ -29,7 +29,7 @@ def wrap_model(source: Any) -> Model:
     roots = {base.__module__.partition(".")[0] for base in type(sample).__mro__}
     if "torch" in roots:
         try:
-            from deltapost.adapters.torch_model import TorchModel
+            from deltapost.adapters.torch import TorchModel
         except ImportError:
             raise MissingExtra("torch", needed_for="a torch model") from None
         return TorchModel(source)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from deltapost.errors import InvalidTensor, NonFinite
-from deltapost.serialization.tensor import Buffer, ParameterDType, TensorBytes
+from deltapost.serialization.tensor import ParameterDType, TensorBytes
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -54,20 +54,21 @@ def narrow(values: Floats, dtype: ParameterDType) -> TensorBytes:
         raise InvalidTensor(
             f"values are not written as {dtype!r:.40} alone", hint="quantize them for F8_E4M3 and F4"
         )
-    nan = np.isnan(values)
+    flat = np.ascontiguousarray(values).reshape(-1)
+    nan = np.isnan(flat)
     data: bytes
     match dtype:
         case "F32":
             if nan.any():
-                values = np.where(nan, np.uint32(CANONICAL_NAN["F32"]).view(np.float32), values)
-            data = values.astype("<f4", copy=False).tobytes()
+                flat = np.where(nan, np.uint32(CANONICAL_NAN["F32"]).view(np.float32), flat)
+            data = flat.astype("<f4", copy=False).tobytes()
         case "F16":
             with np.errstate(over="ignore"):
-                half = values.astype("<f2")
+                half = flat.astype("<f2")
             half.view("<u2")[nan] = CANONICAL_NAN["F16"]
             data = half.tobytes()
         case "BF16":
-            bits = np.ascontiguousarray(values).view(np.uint32)
+            bits = flat.view(np.uint32)
             rounded = np.right_shift(bits, 16)
             rounded &= 1
             rounded += 0x7FFF
@@ -83,8 +84,3 @@ def narrow(values: Floats, dtype: ParameterDType) -> TensorBytes:
 def finite(values: Floats) -> bool:
     """Whether no element is a NaN or an infinity."""
     return bool(np.isfinite(values).all())
-
-
-def float32_bytes(data: Buffer) -> Floats:
-    """A flat float32 view of F32 bytes."""
-    return np.frombuffer(data, "<f4")

@@ -16,7 +16,7 @@ import numpy as np
 
 from deltapost.adapters.floats import Floats
 from deltapost.errors import InvalidTensor, NonFinite
-from deltapost.serialization.tensor import QuantizedDType, TensorBytes
+from deltapost.serialization.tensor import DType, QuantizedDType, TensorBytes
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -81,6 +81,7 @@ def padded(elements: int) -> int:
 def check_quantized(data: TensorBytes, scale: TensorBytes, shape: Sequence[int]) -> tuple[int, ...]:
     """`shape` as a tuple, if codes and scale have the dtypes and shapes it needs. Raises InvalidTensor."""
     wanted = tuple(shape)
+    expected: tuple[tuple[int, ...], DType, tuple[int, ...]]
     match data.dtype:
         case "F8_E4M3":
             expected = (wanted, "F32", ())
@@ -91,8 +92,9 @@ def check_quantized(data: TensorBytes, scale: TensorBytes, shape: Sequence[int])
             raise InvalidTensor(f"{other} is not a quantized dtype", hint="F8_E4M3 and F4 are")
     if (data.shape, scale.dtype, scale.shape) != expected:
         raise InvalidTensor(
-            f"{data.dtype} codes of shape {data.shape} with {scale.dtype} scales of shape {scale.shape} do not "
-            f"make a tensor of shape {wanted}: expected shape {expected[0]}, {expected[1]} of {expected[2]}"
+            f"a tensor of shape {wanted} is not made of {data.dtype} codes of shape {data.shape} and "
+            f"{scale.dtype} scales of shape {scale.shape}",
+            hint=f"codes of shape {expected[0]} and {expected[1]} scales of shape {expected[2]} are",
         )
     return wanted
 
@@ -165,7 +167,7 @@ def _f8_codes(values: Floats, exponent: int | None) -> Bytes:
     subnormal = (magnitude + np.float32(2.0**14)).view(np.uint32) - np.float32(2.0**14).view(np.uint32)
     # From there on three bits of the mantissa stay and the exponent's bias goes from 127 to 7.
     normal = ((bits + ((bits >> 20) & 1) + 0x7FFFF) >> 20) - ((127 - 7) << 3)
-    codes = np.where(magnitude < np.float32(2.0**-6), subnormal, normal).astype(np.uint8)
+    codes: Bytes = np.where(magnitude < np.float32(2.0**-6), subnormal, normal).astype(np.uint8)
     codes |= (negative & (codes != 0)).view(np.uint8) << 7
     return codes
 
@@ -197,5 +199,5 @@ def _f4_codes(blocks: Floats, scales: Bytes) -> Bytes:
         passed = magnitude >= np.float32(step) if tie_goes_up else magnitude > np.float32(step)
         codes += passed.view(np.uint8)
     codes |= (negative & (codes != 0)).view(np.uint8) << 3
-    pairs = codes.reshape(-1, 2)
-    return pairs[:, 0] | (pairs[:, 1] << 4)
+    packed: Bytes = codes[:, 0::2] | (codes[:, 1::2] << 4)
+    return packed.reshape(-1)

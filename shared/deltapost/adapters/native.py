@@ -37,7 +37,8 @@ class NativeValue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+        shape: tuple[int, ...] = self._array.shape
+        return shape
 
     def to_bytes(self, dtype: ParameterDType) -> TensorBytes:
         return floats.narrow(self._array, dtype)

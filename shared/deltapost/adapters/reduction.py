@@ -19,7 +19,7 @@ BLOCK: Final = 4096
 #: Blocks reduced at a time: 1 MiB of products stays in a core's cache. Has no influence on any bit.
 _BLOCKS_AT_ONCE: Final = 64
 #: From this width on the tree goes on across blocks: rows of few elements are slow to loop over.
-_NARROW: Final = 32
+NARROW: Final = 32
 
 
 def tree_dot(left: Floats, right: Floats) -> float:
@@ -54,11 +54,12 @@ def _block_sums(left: Floats, right: Floats) -> Floats:
 
 def _halve(tree: Floats) -> Floats:
     width = BLOCK // 2
-    while width > _NARROW:
+    while width > NARROW:
         tree[:, :width] += tree[:, width : 2 * width]
         width //= 2
     columns = np.ascontiguousarray(tree[:, : 2 * width].T)
     while width:
         columns[:width] += columns[width : 2 * width]
         width //= 2
-    return columns[0]
+    sums: Floats = columns[0]
+    return sums

@@ -1,4 +1,4 @@
-"""The torch backend: exact on CPU and CUDA, because it uses only operations that have one result.
+"""The torch backend, exact on CPU and CUDA as it uses only operations that have one result; torch models.
 
 Never used here: dot, norm, sum, mean, addcmul, lerp or `alpha=`, whose bits depend on threads, instruction
 sets or MKL. `torch.set_flush_denormal(True)` changes the bits of subnormals and must stay off.
@@ -6,32 +6,41 @@ sets or MKL. `torch.set_flush_denormal(True)` changes the bits of subnormals and
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import sqrt
 from typing import ClassVar, Final
 
-import numpy as np
 import torch
 
-from deltapost.adapters import microscaling
 from deltapost.adapters.floats import CANONICAL_NAN, to_float32
-from deltapost.adapters.microscaling import F4_BLOCK, check_quantized, check_quantized_dtype, padded
-from deltapost.adapters.reduction import BLOCK, add_blocks
-from deltapost.errors import InvalidTensor, NonFinite
-from deltapost.serialization.tensor import ParameterDType, QuantizedDType, TensorBytes
+from deltapost.adapters.microscaling import check_quantized, check_quantized_dtype
+from deltapost.adapters.torch_kernels import (
+    dequantize,
+    quantize_f4,
+    quantize_f8,
+    to_device,
+    to_host,
+    tree_dot,
+)
+from deltapost.errors import ConfigurationError, InvalidTensor, SchemaMismatch
+from deltapost.serialization.schema import ParameterSpec
+from deltapost.serialization.tensor import DType, ParameterDType, QuantizedDType, TensorBytes
 
-__all__ = ["TorchBackend", "TorchValue"]
+__all__ = ["TorchBackend", "TorchModel", "TorchValue"]
 
 #: Torch's dtype for what can be loaded alone, and the integer of its width.
-FLOATS: Final = {
+FLOATS: Final[dict[DType, tuple[torch.dtype, torch.dtype]]] = {
     "F32": (torch.float32, torch.int32),
     "F16": (torch.float16, torch.int16),
     "BF16": (torch.bfloat16, torch.int16),
 }
-#: Elements whose products are held at a time. Has no influence on any bit.
-_AT_ONCE: Final = 1024 * BLOCK
+#: The schema's dtype for torch's.
+DTYPES: Final[dict[torch.dtype, ParameterDType]] = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 
 
 class TorchValue:
@@ -63,22 +72,22 @@ class TorchValue:
         narrow, integer = FLOATS[dtype]
         bits = self._tensor.reshape(-1).to(narrow).view(integer)
         bits = bits.masked_fill(torch.isnan(self._tensor).reshape(-1), CANONICAL_NAN[dtype])
-        return TensorBytes(dtype, self.shape, _to_host(bits))
+        return TensorBytes(dtype, self.shape, to_host(bits))
 
     def quantize(self, dtype: QuantizedDType) -> tuple[TensorBytes, TensorBytes]:
         check_quantized_dtype(dtype)
         flat = self._tensor.reshape(-1)
-        return _quantize_f8(flat, self.shape) if dtype == "F8_E4M3" else _quantize_f4(flat)
+        return quantize_f8(flat, self.shape) if dtype == "F8_E4M3" else quantize_f4(flat)
 
     def squared_norm(self) -> float:
-        return _tree_dot(self._tensor, self._tensor)
+        return tree_dot(self._tensor, self._tensor)
 
     def norm(self) -> float:
         return sqrt(self.squared_norm())
 
     def dot(self, other: TorchValue) -> float:
         self._check(other)
-        return _tree_dot(self._tensor, other._tensor)
+        return tree_dot(self._tensor, other._tensor)
 
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self._tensor).all())
@@ -123,87 +132,70 @@ class TorchBackend:
 
     def plain(self, tensor: TensorBytes) -> torch.Tensor:
         """A tensor of F32, F16 or BF16 bytes in its own dtype, on the device, that owns its memory."""
-        flat = self._bytes(tensor).view(FLOATS[tensor.dtype][0])
+        flat = to_device(tensor.data, self.device).view(FLOATS[tensor.dtype][0])
         return flat.reshape(tensor.shape)
 
     def dequantize(self, data: TensorBytes, scale: TensorBytes, shape: Sequence[int]) -> TorchValue:
         wanted = check_quantized(data, scale, shape)
-        codes = self._bytes(data).to(torch.int32)
-        if data.dtype == "F8_E4M3":
-            values = self._table(microscaling.F8_VALUES).index_select(0, codes)
-            (factor,) = struct.unpack("<f", scale.data)
-            return TorchValue((values * factor).reshape(wanted))
-        factors = self._table(microscaling.E8M0_VALUES).index_select(0, self._bytes(scale).to(torch.int32))
-        blocks = self._table(microscaling.F4_PAIRS).index_select(0, codes).reshape(-1, F4_BLOCK)
-        values = blocks * factors.unsqueeze(1)
-        return TorchValue(values.reshape(-1)[: prod(wanted)].reshape(wanted))
-
-    def _bytes(self, tensor: TensorBytes) -> torch.Tensor:
-        if not tensor.data:
-            return torch.empty(0, dtype=torch.uint8, device=self.device)
-        # The copy is needed: torch warns of, and could write to, memory that is read-only.
-        return torch.frombuffer(bytearray(tensor.data), dtype=torch.uint8).to(self.device)
-
-    def _table(self, table: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-        return torch.from_numpy(table.copy()).to(self.device)
+        return TorchValue(dequantize(data, scale, wanted, self.device))
 
 
-def _to_host(tensor: torch.Tensor) -> bytes:
-    data: bytes = tensor.cpu().numpy().tobytes()
-    return data
+class TorchModel:
+    """A module's parameters, or named tensors, each written in place. See `adapters.Model`.
+
+    Tied parameters count once, under the first of their names. Frozen parameters belong to the model; pass
+    `{name: p for name, p in module.named_parameters() if p.requires_grad}` to leave them out.
+    """
+
+    def __init__(self, source: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        """Raises ConfigurationError, naming the parameter, unless it is float32, float16 or bfloat16."""
+        named = source.named_parameters() if isinstance(source, torch.nn.Module) else source.items()
+        tensors: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in named:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                tensors[name] = tensor
+        self._tensors = dict(sorted(tensors.items()))
+        self._specs = {name: _spec(name, tensor) for name, tensor in self._tensors.items()}
+        if not self._specs:
+            raise ConfigurationError("the model has no parameters")
+
+    @property
+    def backend(self) -> TorchBackend:
+        """On the device of the first parameter."""
+        return TorchBackend(str(next(iter(self._tensors.values())).device))
+
+    def specs(self) -> list[ParameterSpec]:
+        return list(self._specs.values())
+
+    def load(self, name: str) -> TorchValue:
+        snapshot = self._tensor(name).detach().to(self.backend.device, torch.float32, copy=True)
+        return TorchValue(snapshot.contiguous())
+
+    def assign(self, name: str, tensor: TensorBytes) -> None:
+        parameter, spec = self._tensor(name), self._specs[name]
+        if (tensor.dtype, tensor.shape) != (spec.dtype, spec.shape):
+            raise SchemaMismatch(
+                f"parameter {name!r} is {spec.dtype} of shape {spec.shape}, "
+                f"not {tensor.dtype} of shape {tensor.shape}"
+            )
+        with torch.no_grad():
+            parameter.copy_(TorchBackend().plain(tensor))
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise SchemaMismatch(f"the model has no parameter {name!r:.80}") from None
 
 
-def _tree_dot(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Σ left·right by the tree of `adapters.reduction`."""
-    left, right = left.reshape(-1), right.reshape(-1)
-    sums: list[np.ndarray] = []  # type: ignore[type-arg]
-    for start in range(0, left.numel(), _AT_ONCE):
-        products = left[start : start + _AT_ONCE] * right[start : start + _AT_ONCE]
-        tail = -products.numel() % BLOCK
-        tree = torch.nn.functional.pad(products, (0, tail)).reshape(-1, BLOCK)
-        width = BLOCK // 2
-        while width:
-            tree = tree[:, :width] + tree[:, width : 2 * width]
-            width //= 2
-        sums.append(tree.reshape(-1).cpu().numpy())
-    return add_blocks(np.concatenate(sums)) if sums else 0.0
-
-
-def _quantize_f8(flat: torch.Tensor, shape: tuple[int, ...]) -> tuple[TensorBytes, TensorBytes]:
-    largest = flat.abs().max().item() if flat.numel() else 0.0
-    exponent = microscaling.f8_exponent(largest)
-    scale = TensorBytes("F32", (), struct.pack("<f", 2.0 ** (exponent or 0)))
-    if exponent is None:
-        return TensorBytes("F8_E4M3", shape, bytes(flat.numel())), scale
-    scaled = flat * 2.0**-exponent
-    if exponent == microscaling.F8_LARGEST_EXPONENT:
-        scaled = scaled.clamp(-microscaling.F8_LARGEST_THERE, microscaling.F8_LARGEST_THERE)
-    codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
-    codes = codes.masked_fill(codes == 0x80, 0)
-    return TensorBytes("F8_E4M3", shape, _to_host(codes)), scale
-
-
-def _quantize_f4(flat: torch.Tensor) -> tuple[TensorBytes, TensorBytes]:
-    count = padded(flat.numel())
-    blocks = torch.nn.functional.pad(flat, (0, count - flat.numel())).reshape(-1, F4_BLOCK)
-    if not count:
-        return TensorBytes("F4", (0,), b""), TensorBytes("F8_E8M0", (0,), b"")
-    field = blocks.abs().amax(dim=1).view(torch.int32) >> 23
-    if bool((field == 255).any()):
-        raise NonFinite("a NaN or an infinity cannot be quantized to F4")
-    exponent = (field - microscaling.F4_FIELD_OFFSET).clamp(min=microscaling.SMALLEST_EXPONENT)
-    exponent = exponent.masked_fill(field < microscaling.SMALLEST_FIELD, 0)
-    inverse = ((127 - exponent) << 23).to(torch.int32).view(torch.float32)
-    scaled = blocks * inverse.unsqueeze(1)
-    magnitude = scaled.abs()
-    codes = torch.zeros_like(scaled, dtype=torch.uint8)
-    for step, tie_goes_up in microscaling.F4_STEPS:
-        codes += magnitude >= step if tie_goes_up else magnitude > step
-    codes |= ((scaled < 0) & (codes != 0)).to(torch.uint8) << 3
-    pairs = codes.reshape(-1, 2)
-    packed = pairs[:, 0] | (pairs[:, 1] << 4)
-    scales = (exponent + microscaling.E8M0_ONE).to(torch.uint8)
-    return (
-        TensorBytes("F4", (count,), _to_host(packed)),
-        TensorBytes("F8_E8M0", (scales.numel(),), _to_host(scales)),
-    )
+def _spec(name: str, tensor: torch.Tensor) -> ParameterSpec:
+    if tensor.is_meta:
+        raise ConfigurationError(f"parameter {name!r} is on the meta device and holds no numbers")
+    if tensor.dtype not in DTYPES:
+        raise ConfigurationError(
+            f"parameter {name!r} has the dtype {tensor.dtype}",
+            hint=f"one of {', '.join(str(dtype) for dtype in DTYPES)}",
+        )
+    return ParameterSpec(name, DTYPES[tensor.dtype], tuple(tensor.shape))

@@ -7,7 +7,7 @@ tensor's deltas are held as float32 at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from math import isfinite, sqrt
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from deltapost import codecs
 from deltapost.adapters import Backend, Value
 from deltapost.algorithms.cosines import Agreement
-from deltapost.algorithms.inputs import check_anchor, check_contributions, check_state
-from deltapost.algorithms.merges import capped_weights, weight
+from deltapost.algorithms.inputs import check_contributions, check_state
+from deltapost.algorithms.merges import capped_weights, merge_tensor, weight
 from deltapost.algorithms.outer import nesterov, publish
 from deltapost.algorithms.rounds import Contribution, FragmentState, Participant, RoundResult
 from deltapost.errors import ConfigurationError, NonFinite
@@ -47,21 +47,6 @@ class DiLoCoAggregator:
             )
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "_specs", self.schema.select(names))
-
-    def initial_state(self, theta: Mapping[str, TensorBytes]) -> FragmentState:
-        """Version 0 with `theta` as its anchor: momentum zero, and the anchor as the master where one is kept.
-
-        Raises SchemaMismatch unless `theta` is the fragment's parameters, and NonFinite, naming one.
-        """
-        check_anchor(self._specs, theta)
-        outer: dict[str, TensorBytes] = {}
-        for spec in self._specs:
-            value = self.backend.load(theta[spec.name])
-            _refuse_non_finite(value, f"the anchor of {spec.name!r}")
-            outer[MOMENTUM_PREFIX + spec.name] = value.zeros_like().to_bytes("F32")
-            if self._keeps_master(spec):
-                outer[MASTER_PREFIX + spec.name] = value.to_bytes("F32")
-        return FragmentState(0, {spec.name: theta[spec.name] for spec in self._specs}, outer)
 
     def close_round(self, state: FragmentState, contributions: Sequence[Contribution]) -> RoundResult:
         """The next state, with everything the round's record needs.
@@ -104,7 +89,8 @@ class DiLoCoAggregator:
         update: dict[str, TensorBytes] = {}
         for spec, squares in zip(self._specs, squared_norms, strict=True):
             deltas = [self._delta(one, spec) for one in ordered]
-            merged = self.config.merge.merge(spec.name, deltas, weights, [sqrt(square) for square in squares])
+            norms = [sqrt(square) for square in squares]
+            merged = merge_tensor(self.config.merge, spec.name, deltas, weights, norms)
             agreement.add(deltas, merged)
             old_momentum = state.outer[MOMENTUM_PREFIX + spec.name]
             master = self.backend.load(state.outer.get(MASTER_PREFIX + spec.name, state.theta[spec.name]))

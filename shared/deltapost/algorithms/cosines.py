@@ -40,7 +40,7 @@ class Agreement:
             self._dots[index] += deltas[index].dot(merged)
 
     def mean(self) -> float | None:
-        """The mean cosine over pairs, a pair with a zero delta counting 0; None with fewer than two deltas."""
+        """The mean cosine over pairs, a pair with a zero delta counting 0; None with fewer than two."""
         count = len(self._norms)
         if count < 2:
             return None

@@ -160,7 +160,7 @@ class DiLoCo:
 
     @classmethod
     def decoupled(cls, sync_every: int = 100, fragments: int = 4, **settings: Any) -> DiLoCo:
-        """Decoupled DiLoCo: nobody waits; all fragments may be in flight, merged by RDA, in 4 bits both ways."""
+        """Decoupled DiLoCo: nobody waits, all fragments may be in flight, RDA, 4 bits both ways."""
         return cls._preset(
             settings,
             sync_every=sync_every,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 from deltapost import codecs
 from deltapost.algorithms.rounds import Contribution, FragmentState
@@ -18,7 +19,7 @@ def check_contributions(specs: Sequence[ParameterSpec], ordered: Sequence[Contri
     """
     if not ordered:
         raise ConfigurationError("a round closes with one contribution or more, not with none")
-    for one, other in zip(ordered, ordered[1:], strict=False):
+    for one, other in pairwise(ordered):
         if one.learner == other.learner:
             raise ConfigurationError(f"learner {one.learner!r} has two contributions to one round")
     for one in ordered:
@@ -31,7 +32,7 @@ def check_contributions(specs: Sequence[ParameterSpec], ordered: Sequence[Contri
             if spec.name not in one.tensors:
                 raise SchemaMismatch(f"the contribution of {one.learner!r} lacks the entry {spec.name!r}")
             expected |= codecs.get(one.tensors[spec.name].dtype).entries(spec).keys()
-        check_names(f"contribution of {one.learner!r}", one.tensors, expected)
+        _check_names(f"contribution of {one.learner!r}", one.tensors, expected)
 
 
 def check_state(specs: Sequence[ParameterSpec], with_master: Collection[str], state: FragmentState) -> None:
@@ -39,23 +40,17 @@ def check_state(specs: Sequence[ParameterSpec], with_master: Collection[str], st
 
     A state before its first round may lack masters: the anchor is the master then. Raises SchemaMismatch.
     """
-    check_anchor(specs, state.theta)
+    _check_names("anchor", state.theta, {spec.name for spec in specs})
     masters = {MASTER_PREFIX + name for name in with_master} & state.outer.keys()
-    check_names("outer state", state.outer, {MOMENTUM_PREFIX + spec.name for spec in specs} | masters)
+    _check_names("outer state", state.outer, {MOMENTUM_PREFIX + spec.name for spec in specs} | masters)
     for spec in specs:
+        _check_tensor(spec.name, state.theta[spec.name], spec.dtype, spec)
         for name in (MOMENTUM_PREFIX + spec.name, MASTER_PREFIX + spec.name):
             if name in state.outer:
                 _check_tensor(name, state.outer[name], "F32", spec)
 
 
-def check_anchor(specs: Sequence[ParameterSpec], theta: Mapping[str, TensorBytes]) -> None:
-    """An anchor of exactly these parameters. Raises SchemaMismatch."""
-    check_names("anchor", theta, {spec.name for spec in specs})
-    for spec in specs:
-        _check_tensor(spec.name, theta[spec.name], spec.dtype, spec)
-
-
-def check_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
+def _check_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
     """Raises SchemaMismatch, naming the first entry of `given` that is missing or not the fragment's."""
     for name in sorted(set(expected) - set(given)):
         raise SchemaMismatch(f"the {what} lacks the entry {name!r}")

@@ -83,12 +83,6 @@ class WeightedMean:
 
     rule: ClassVar[Literal["weighted_mean"]] = "weighted_mean"
 
-    def merge(
-        self, name: str, values: Sequence[Value], weights: Sequence[float], norms: Sequence[float]
-    ) -> Value:
-        """The merged delta of the tensor `name`."""
-        return weighted_mean(values, weights)
-
 
 @dataclass(frozen=True)
 class Rda:
@@ -96,14 +90,15 @@ class Rda:
 
     rule: ClassVar[Literal["rda"]] = "rda"
 
-    def merge(
-        self, name: str, values: Sequence[Value], weights: Sequence[float], norms: Sequence[float]
-    ) -> Value:
-        """The merged delta of the tensor `name`; `norms` are those of `values`."""
-        if EMBEDDING_MARK in name.lower():
-            return weighted_mean(values, weights)
-        return rda(values, weights, norms)
-
 
 Merge: TypeAlias = Rda | WeightedMean
 MERGES: Final[dict[str, type[Rda] | type[WeightedMean]]] = {cls.rule: cls for cls in (Rda, WeightedMean)}
+
+
+def merge_tensor(
+    rule: Merge, name: str, deltas: Sequence[Value], weights: Sequence[float], norms: Sequence[float]
+) -> Value:
+    """The merged delta of the tensor `name` by `rule`; `norms` are those of `deltas`."""
+    if isinstance(rule, WeightedMean) or EMBEDDING_MARK in name.lower():
+        return weighted_mean(deltas, weights)
+    return rda(deltas, weights, norms)

@@ -76,4 +76,4 @@ class Aggregator(Protocol):
     """Closes rounds of one fragment: a pure function of state and contributions."""
 
     def close_round(self, state: FragmentState, contributions: Sequence[Contribution]) -> RoundResult:
-        """The state after merging `contributions`, in the order of learner ids whatever order they come in."""
+        """The state after merging `contributions` by learner id, whatever order they come in."""

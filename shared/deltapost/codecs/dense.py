@@ -46,7 +46,7 @@ class DenseCodec:
 
     def encode(self, name: str, value: Value) -> dict[str, TensorBytes]:
         try:
-            if self.name in ("F8_E4M3", "F4"):
+            if self.name == "F8_E4M3" or self.name == "F4":
                 data, scale = value.quantize(self.name)
                 return {name: data, name + SCALE_SUFFIX: scale}
             encoded = {name: value.to_bytes(self.name)}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from deltapost.errors import InvalidTensor, MalformedPayload, SchemaMismatch
 from deltapost.limits import MAX_ELEMENTS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
@@ -58,8 +58,11 @@ def pack(tensors: Mapping[str, TensorBytes]) -> bytes:
 def unpack(data: bytes | memoryview) -> dict[str, TensorBytes]:
     """The tensors of a payload by name, as read-only views of `data`. Raises MalformedPayload."""
     view = memoryview(data).toreadonly()
-    header, start = _header(view)
-    return {name: _tensor(name, entry, view[start:]) for name, entry in header.items()}
+    entries, start = _header(view)
+    return {
+        name: TensorBytes(dtype, shape, view[start + begin : start + end])
+        for name, (dtype, shape, begin, end) in entries.items()
+    }
 
 
 def unpack_expected(
@@ -86,8 +89,15 @@ def unpack_expected(
     return tensors
 
 
-def _header(view: memoryview) -> tuple[dict[str, dict[str, object]], int]:
-    """The parsed header, its layout checked, and where the data starts."""
+class _Entry(NamedTuple):
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _header(view: memoryview) -> tuple[dict[str, _Entry], int]:
+    """The entries, their layout checked, and where the data starts."""
     if len(view) < _LENGTH_BYTES:
         raise MalformedPayload(f"{len(view)} bytes are too few for a payload")
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
@@ -105,10 +115,9 @@ def _header(view: memoryview) -> tuple[dict[str, dict[str, object]], int]:
         )
     except (ValueError, RecursionError) as error:
         raise MalformedPayload(f"the header is no JSON: {type(error).__name__}") from error
-    for name, entry in parsed.items():
-        _check_entry(name, entry)
-    _check_layout(parsed, len(view) - start)
-    return parsed, start
+    entries = {name: _entry(name, fields) for name, fields in parsed.items()}
+    _check_layout(entries, len(view) - start)
+    return entries, start
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -124,15 +133,15 @@ def _constant(text: str) -> NoReturn:
     raise MalformedPayload(f"the header has the number {text[:40]!a}, which is no integer")
 
 
-def _check_entry(name: str, entry: object) -> None:
-    """Raises MalformedPayload, naming the entry, unless dtype, shape and offsets agree with each other."""
+def _entry(name: str, fields: object) -> _Entry:
+    """The entry, if dtype, shape and offsets agree with each other. Raises MalformedPayload, naming it."""
     if name == METADATA_KEY:
         raise MalformedPayload("the payload has metadata, which payloads never carry")
     if problem := name_problem(name):
         raise MalformedPayload(problem)
-    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
+    if not isinstance(fields, dict) or fields.keys() != _FIELDS:
         raise MalformedPayload(f"the entry {name!r} does not have exactly dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise MalformedPayload(f"the entry {name!r} has the dtype {dtype!r:.40}, which is not known")
     if not isinstance(shape, list):
@@ -154,13 +163,13 @@ def _check_entry(name: str, entry: object) -> None:
             f"the entry {name!r} spans {offsets[1] - offsets[0]} bytes, "
             f"but {dtype} of shape {shape!r:.80} takes {size}"
         )
+    return _Entry(dtype, tuple(shape), *offsets)
 
 
-def _check_layout(entries: dict[str, dict[str, list[int]]], size: int) -> None:
+def _check_layout(entries: dict[str, _Entry], size: int) -> None:
     """Raises MalformedPayload unless the entries cover `size` bytes of data exactly once."""
     position = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
+    for name, (_, _, begin, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if begin != position:
             kind = "overlaps the entry before it" if begin < position else "leaves a hole before it"
             raise MalformedPayload(f"the entry {name!r} {kind}: it starts at {begin}, not {position}")
@@ -168,8 +177,3 @@ def _check_layout(entries: dict[str, dict[str, list[int]]], size: int) -> None:
     if position != size:
         problem = "is cut short" if size < position else "has trailing bytes"
         raise MalformedPayload(f"the payload {problem}: its entries take {position} bytes, it has {size}")
-
-
-def _tensor(name: str, entry: dict[str, object], data: memoryview) -> TensorBytes:
-    begin, end = entry["data_offsets"]  # type: ignore[misc]
-    return TensorBytes(entry["dtype"], tuple(entry["shape"]), data[begin:end])  # type: ignore[arg-type]

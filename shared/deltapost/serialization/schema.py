@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Final
 
@@ -94,8 +95,7 @@ class Schema:
             raise InvalidTensor(f"a schema has 1 to {MAX_PARAMETERS} parameters, not {len(parameters)}")
         by_name = {spec.name: spec for spec in parameters}
         if len(by_name) < len(parameters):
-            pairs = zip(parameters, parameters[1:], strict=False)
-            twice = next(one.name for one, other in pairs if one.name == other.name)
+            twice = next(one.name for one, other in pairwise(parameters) if one.name == other.name)
             raise InvalidTensor(f"two parameters are named {twice!r}")
         for name in by_name:
             _refuse_ambiguous(name, by_name)
