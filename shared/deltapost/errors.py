@@ -89,9 +89,7 @@ class MissingExtra(ConfigurationError):
     code = "missing_extra"
 
     def __init__(self, extra: str, *, needed_for: str) -> None:
-        super().__init__(
-            f"{needed_for} needs the extra {extra!r}", hint=f"pip install 'deltapost[{extra}]'"
-        )
+        super().__init__(f"{needed_for} needs the extra {extra!r}", hint=f"pip install 'deltapost[{extra}]'")
         self.extra = extra
 
 
@@ -153,9 +151,7 @@ class ObjectConflict(StoreError):
     code = "object_conflict"
 
     def __init__(self, key: str, *, expected: str, found: str) -> None:
-        super().__init__(
-            f"the key {key!r} already holds other bytes: expected {expected}, found {found}"
-        )
+        super().__init__(f"the key {key!r} already holds other bytes: expected {expected}, found {found}")
         self.key = key
 
 

@@ -34,7 +34,7 @@ RUNS_STREAM: Final = "deltapost:runs"
 
 def check_id(kind: Literal["run", "learner"], value: str) -> str:
     """`value`, if it is a valid run or learner id; else MalformedMessage."""
-    if not isinstance(value, str) or _ID.fullmatch(value) is None:
+    if _ID.fullmatch(value) is None:
         raise MalformedMessage(
             f"{kind} id {value!r:.80} is not valid",
             hint="use 1 to 64 of the characters a-z, 0-9 and '-'",
@@ -114,7 +114,16 @@ def epoch_key(stream: str) -> str:
 
 
 Area = Literal[
-    "manifest", "end", "genesis", "learners", "deltas", "anchors", "updates", "outer", "records", "attestations"
+    "manifest",
+    "end",
+    "genesis",
+    "learners",
+    "deltas",
+    "anchors",
+    "updates",
+    "outer",
+    "records",
+    "attestations",
 ]
 
 
@@ -138,7 +147,7 @@ def parse_key(key: str) -> ParsedKey | None:
         return None
     match parts:
         case ["manifest" | "end" as area]:
-            return ParsedKey(area, run)  # type: ignore[arg-type]
+            return ParsedKey(area, run)
         case ["learners", learner] if _ID.fullmatch(learner):
             return ParsedKey("learners", run, learner=learner)
         case ["genesis", fragment, digest] if _FRAGMENT.fullmatch(fragment) and _DIGEST.fullmatch(digest):
@@ -146,10 +155,10 @@ def parse_key(key: str) -> ParsedKey | None:
         case ["deltas", learner, *numbers] if _ID.fullmatch(learner) and (found := _object(numbers)):
             return ParsedKey("deltas", run, learner, *found)
         case ["anchors" | "updates" | "outer" as area, *numbers] if found := _object(numbers):
-            return ParsedKey(area, run, None, *found)  # type: ignore[arg-type]
+            return ParsedKey(area, run, None, *found)
         case ["records" | "attestations" as area, fragment, version]:
             if _FRAGMENT.fullmatch(fragment) and _VERSION.fullmatch(version):
-                return ParsedKey(area, run, None, int(fragment), int(version))  # type: ignore[arg-type]
+                return ParsedKey(area, run, None, int(fragment), int(version))
     return None
 
 

@@ -1,0 +1,85 @@
+"""Announcer: tells learners of commits and of provisional verdicts; trims behind what a record answered.
+
+An announcement is a doorbell. Lost, it is rung again at the next start, and learners also look for the next
+record themselves; doubled, they know the version already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from deltapost.algorithms.sealing import Decision, Judged
+from deltapost.errors import StreamError
+from deltapost.ledger import rounds
+from deltapost.ledger.leases import Lease
+from deltapost.ledger.runs import Standing
+from deltapost.ledger.seals import Sealed
+from deltapost.limits import MAX_COMMITS_ENTRIES
+from deltapost.serialization.messages import AdviceMessage, CommitMessage, Message, sign_message
+from deltapost.serialization.names import commits_stream, envelope_stream
+from deltapost_aggregator.context import RunContext
+
+logger = logging.getLogger(__name__)
+
+
+class Announcer:
+    """Writes the run's commits stream for one fragment."""
+
+    def __init__(self, context: RunContext, fragment: int) -> None:
+        self._context = context
+        self._services = context.services
+        self._fragment = fragment
+
+    def announce(self, lease: Lease, standing: Standing) -> None:
+        """Announces the head if that has not been noted yet."""
+        if standing.announced >= standing.head:
+            return
+        self._services.reach("announce.before")
+        self._append(
+            CommitMessage(
+                run=lease.run,
+                fragment=lease.fragment,
+                version=standing.head,
+                record=standing.head_sha256,
+            )
+        )
+        self._services.reach("announce.sent")
+        rounds.announced(self._services.ledger, lease, standing.head)
+
+    def advise(self, lease: Lease, decisions: Iterable[Decision]) -> None:
+        """Tells learners of envelopes that were not accepted. Best effort: a record will say it for good."""
+        try:
+            for decision in decisions:
+                if isinstance(decision, Judged) and decision.verdict != "accepted":
+                    self._append(
+                        AdviceMessage(
+                            run=lease.run,
+                            fragment=lease.fragment,
+                            version=decision.message.version,
+                            learner=decision.message.learner,
+                            envelope=decision.signed.sha256,
+                            verdict=decision.verdict,
+                        )
+                    )
+        except StreamError as error:
+            logger.warning(
+                "advice_not_sent",
+                extra={"run": lease.run, "fragment": lease.fragment, "reason": str(error)},
+            )
+
+    def trim(self, standing: Standing, sealed: Sealed) -> None:
+        """Removes the stream's entries through a seal whose record is indexed, in the seal's own stream epoch."""
+        self._services.reach("trim.before")
+        if sealed.stream_epoch != standing.stream_epoch:
+            return
+        stream = envelope_stream(self._context.run, self._fragment)
+        if self._services.log.epoch(stream) == sealed.stream_epoch:
+            self._services.log.trim(stream, sealed.position)
+
+    def _append(self, message: Message) -> None:
+        self._services.log.append(
+            commits_stream(self._context.run),
+            sign_message(message, self._services.key).frame,
+            max_length=MAX_COMMITS_ENTRIES,
+        )

@@ -1,0 +1,268 @@
+"""Closer: from a seal to a committed round: close, upload, read back, record, attest, index.
+
+The create-once PUT of the record is the commit point. After it, whatever it answered, the record is read
+back, and only the bytes that were read are attested and indexed: another owner's record is adopted the same
+way. Every step can be repeated from the start; what is already there is verified instead of written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from deltapost.algorithms import Contribution, FragmentState
+from deltapost.algorithms.anchors import genesis_state
+from deltapost.algorithms.sealing import round_record
+from deltapost.errors import (
+    ForkedHistory,
+    HistoryError,
+    MalformedMessage,
+    ObjectConflict,
+    ObjectMissing,
+    StoreError,
+)
+from deltapost.ledger import rounds
+from deltapost.ledger.leases import Lease
+from deltapost.ledger.runs import Standing
+from deltapost.ledger.seals import Sealed
+from deltapost.limits import MAX_DOCUMENT_BYTES
+from deltapost.serialization import TensorBytes, pack, unpack
+from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.names import (
+    anchor_key,
+    attestation_key,
+    delta_key,
+    genesis_key,
+    outer_key,
+    record_key,
+    update_key,
+)
+from deltapost.serialization.records import Attestation, Observations, Record
+from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.payloads import PayloadCache
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Stages:
+    """Seconds that the stages of a round took, as far as this process saw them."""
+
+    quorum: float | None = None
+    grace: float | None = None
+    close: float | None = None
+    sync: float | None = None
+
+
+class Closer:
+    """Commits the rounds of one fragment."""
+
+    def __init__(self, context: RunContext, fragment: int, cache: PayloadCache) -> None:
+        self._context = context
+        self._services = context.services
+        self._fragment = fragment
+        self._cache = cache
+        self._aggregator = context.plan.aggregator(fragment, context.services.backend)
+        self._state: tuple[bytes, FragmentState] | None = None
+
+    def close(self, lease: Lease, before: Standing, sealed: Sealed, stages: Stages) -> Record:
+        """Commits the sealed round and indexes whichever record decides it. Raises LeaseLost, StoreError …"""
+        reach, store, monotonic = self._services.reach, self._services.store, self._services.monotonic
+        started = monotonic()
+        state = self._load_state(before)
+        contributions = [
+            self._load_contribution(sealed, position) for position in range(len(sealed.content.claims))
+        ]
+        reach("close.inputs_fetched")
+        result = self._aggregator.close_round(state, contributions)
+        stages.close = monotonic() - started
+        run, fragment, base = self._context.run, self._fragment, before.head
+        anchor = self._put_object("anchor", base, result.state.theta)
+        reach("objects.partial")
+        outer = self._put_object("outer", base, result.state.outer)
+        update = self._put_object("update", base, result.update) if result.update is not None else None
+        reach("objects.verified")
+        record = round_record(
+            manifest=self._context.plan.manifest,
+            manifest_sha256=self._context.plan.manifest_sha256,
+            seal=sealed.content,
+            previous=before.head_sha256,
+            result=result,
+            anchor=anchor,
+            outer=outer,
+            update=update,
+        )
+        data = record.to_bytes()
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise MalformedMessage(
+                f"the record of version {record.version} of fragment {fragment} of run {run!r} has "
+                f"{len(data)} bytes, more than {MAX_DOCUMENT_BYTES}",
+                hint="fewer learners per run, or fewer metrics per contribution",
+            )
+        key = record_key(run, fragment, record.version)
+        reach("record.before_put")
+        try:
+            store.put(key, data)
+        except ObjectConflict:
+            logger.warning("record_of_another_seal", extra=self._fields(record.version))
+        reach("record.put_sent")
+        found = self.read_record(before)
+        if found is None:
+            raise StoreError(
+                f"the record {key!r} was written and cannot be read back",
+                hint="the store is not read-after-write consistent, or its policy hides records",
+            )
+        reach("record.read_back")
+        stages.sync = monotonic() - started
+        self.index(lease, before, found, stages, sealed)
+        if found.sha256 == record.sha256:
+            self._state = (record.sha256, result.state)
+        self._cache.clear()
+        return found
+
+    def read_record(self, before: Standing) -> Record | None:
+        """The record of head + 1 as the bucket holds it, checked to continue the head; None: definitely none."""
+        version = before.head + 1
+        key = record_key(self._context.run, self._fragment, version)
+        try:
+            data = self._services.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
+        except ObjectMissing:
+            return None
+        record = Record.from_bytes(data)
+        expected = (
+            self._context.run,
+            self._context.plan.manifest_sha256,
+            self._fragment,
+            version,
+            before.head_sha256,
+        )
+        got = (record.run, record.manifest, record.fragment, record.version, record.previous)
+        if got != expected:
+            raise ForkedHistory(
+                f"the record {key!r} does not continue version {before.head} of its fragment",
+                hint="the ledger belongs to another bucket, or history was altered: deltapost ledger rebuild",
+            )
+        return record
+
+    def index(
+        self, lease: Lease, before: Standing, record: Record, stages: Stages, sealed: Sealed | None
+    ) -> rounds.Indexed:
+        """Attests the record if nobody has, then writes round, participants, verdicts and head."""
+        observations = Observations(
+            owner=lease.owner,
+            lease_epoch=lease.epoch,
+            stream_epoch=sealed.stream_epoch if sealed else before.stream_epoch,
+            position=sealed.position if sealed else before.position,
+            committed_at=datetime.now(UTC).isoformat(),
+            quorum_seconds=stages.quorum,
+            grace_seconds=stages.grace,
+            close_seconds=stages.close,
+            sync_seconds=stages.sync,
+        )
+        attestation = self._attest(record, observations)
+        self._services.reach("round.tx_sent")
+        indexed = rounds.index(self._services.ledger, lease, record, attestation)
+        self._services.reach("round.tx_done")
+        logger.info(
+            "round_committed",
+            extra=self._fields(record.version)
+            | {
+                "record": record.sha256.hex(),
+                "participants": len(record.participants),
+                "cosine": record.cosine,
+                "degraded": record.degraded,
+                "rewound": indexed.rewound,
+            },
+        )
+        return indexed
+
+    def _attest(self, record: Record, observations: Observations) -> Attestation:
+        key = attestation_key(self._context.run, self._fragment, record.version)
+        own = Attestation.make(record.sha256, observations, self._services.key)
+        self._services.reach("attest.before_put")
+        try:
+            self._services.store.put(key, own.to_bytes())
+        except ObjectConflict:
+            logger.info("attested_before", extra=self._fields(record.version))
+        self._services.reach("attest.put_sent")
+        data = self._services.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
+        found = Attestation.from_bytes(data)
+        found.verify(record.sha256, self._services.key.public)
+        return found
+
+    def _put_object(self, kind: str, base: int, tensors: Mapping[str, TensorBytes]) -> ObjectRef:
+        """Uploads under a key made of content and base, and reads the bytes back before anyone relies on them."""
+        data = pack(tensors)
+        sha256 = hashlib.sha256(data).digest()
+        keys = {"anchor": anchor_key, "outer": outer_key, "update": update_key}
+        key = keys[kind](self._context.run, self._fragment, base, sha256)
+        self._services.store.put(key, data)
+        found = self._services.store.get(key)
+        if found.size != len(data) or hashlib.sha256(found.data).digest() != sha256:
+            raise StoreError(
+                f"the {kind} {key!r} reads back as {found.size} bytes with another SHA-256",
+                hint="the store or something before it alters bytes: try DELTAPOST_S3_CHECKSUMS=when_required",
+            )
+        return ObjectRef(sha256=sha256, size=len(data))
+
+    def _load_contribution(self, sealed: Sealed, position: int) -> Contribution:
+        claim = sealed.content.claims[position]
+        data = self._cache.get(claim.payload.sha256)
+        if data is None:
+            key = delta_key(
+                self._context.run,
+                claim.learner,
+                self._fragment,
+                sealed.content.version - 1,
+                claim.payload.sha256,
+            )
+            data = self._get_object(key, claim.payload)
+        return Contribution(
+            claim.learner,
+            claim.local_step,
+            claim.steps,
+            claim.tokens,
+            step_seconds=claim.step_seconds,
+            final=claim.final,
+            tensors=unpack(data),
+        )
+
+    def _load_state(self, before: Standing) -> FragmentState:
+        """The fragment's anchor and outer state at the head: from memory, or from the objects its record names."""
+        if self._state is not None and self._state[0] == before.head_sha256:
+            return self._state[1]
+        run, fragment = self._context.run, self._fragment
+        if before.head == 0:
+            genesis = self._context.plan.manifest.genesis[fragment]
+            theta = unpack(self._get_object(genesis_key(run, fragment, genesis.sha256), genesis))
+            state = genesis_state(self._context.plan.specs(fragment), theta)
+        else:
+            record = rounds.record_of(self._services.ledger, run, fragment, before.head)
+            if record is None:
+                raise HistoryError(
+                    f"the ledger has no record of version {before.head} of fragment {fragment} of run {run!r}",
+                    hint="rebuild it from the bucket: deltapost ledger rebuild",
+                )
+            base = record.base
+            anchor = self._get_object(anchor_key(run, fragment, base, record.anchor.sha256), record.anchor)
+            outer = self._get_object(outer_key(run, fragment, base, record.outer.sha256), record.outer)
+            state = FragmentState(version=before.head, theta=unpack(anchor), outer=unpack(outer))
+        self._state = (before.head_sha256, state)
+        return state
+
+    def _get_object(self, key: str, ref: ObjectRef) -> bytes:
+        """The object's bytes, verified against the reference. Raises ObjectMissing, HistoryError."""
+        blob = self._services.store.get(key, length=ref.size + 1)
+        if blob.size != ref.size or hashlib.sha256(blob.data).digest() != ref.sha256:
+            raise HistoryError(
+                f"the object {key!r} no longer has the bytes its record names "
+                f"({blob.size} bytes, expected {ref.size})",
+                hint="restore the object from a copy of the bucket",
+            )
+        return blob.data
+
+    def _fields(self, version: int) -> dict[str, object]:
+        return {"run": self._context.run, "fragment": self._fragment, "version": version}

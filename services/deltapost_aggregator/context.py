@@ -1,0 +1,127 @@
+"""What the parts of an aggregator share: its connections, its health, and each run's plan and learners."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deltapost.adapters import Backend
+from deltapost.algorithms.liveness import Liveness
+from deltapost.algorithms.plan import RunPlan
+from deltapost.errors import MalformedMessage, ObjectMissing
+from deltapost.ledger import runs
+from deltapost.ledger.engine import Ledger
+from deltapost.points import Reach, nothing
+from deltapost.serialization.names import learner_key
+from deltapost.serialization.signing import SigningKey
+from deltapost.stores import ObjectStore
+from deltapost.streams import MessageLog
+from deltapost_aggregator.settings import AggregatorSettings
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a learner id without a key in the bucket is not asked for again.
+UNKNOWN_LEARNER_SECONDS = 1.0
+
+
+class Health:
+    """What is wrong right now, by component: empty means ready."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._problems: dict[str, str] = {}
+        self.last_read = time.monotonic()
+
+    def problem(self, component: str, reason: str) -> None:
+        with self._lock:
+            self._problems[component] = reason
+
+    def fine(self, component: str) -> None:
+        with self._lock:
+            self._problems.pop(component, None)
+
+    def read_happened(self) -> None:
+        """A stream was read successfully just now."""
+        self.last_read = time.monotonic()
+
+    def problems(self) -> dict[str, str]:
+        with self._lock:
+            return dict(sorted(self._problems.items()))
+
+
+@dataclass(frozen=True)
+class Services:
+    """An aggregator's connections and its sources of time, which tests replace."""
+
+    settings: AggregatorSettings
+    store: ObjectStore
+    log: MessageLog
+    ledger: Ledger
+    key: SigningKey
+    backend: Backend
+    health: Health = field(default_factory=Health)
+    reach: Reach = nothing
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class RunContext:
+    """One served run: its plan, its learners' keys, and who is live. Shared by the run's workers."""
+
+    def __init__(self, services: Services, plan: RunPlan) -> None:
+        self.services = services
+        self.plan = plan
+        self._lock = threading.Lock()
+        self._liveness = Liveness(services.settings.learner_lease_seconds, plan.config.stall_after_seconds)
+        self._keys = runs.learner_keys(services.ledger, plan.run)
+        self._unknown_until: dict[str, float] = {}
+        self.members_read = False
+
+    @property
+    def run(self) -> str:
+        return self.plan.run
+
+    def liveness(self) -> tuple[threading.Lock, Liveness]:
+        return self._lock, self._liveness
+
+    def live(self) -> frozenset[str]:
+        with self._lock:
+            return self._liveness.live()
+
+    def passed(self, fragment: int, version: int) -> frozenset[str]:
+        with self._lock:
+            return self._liveness.passed(fragment, version)
+
+    def contributed(self, learner: str) -> None:
+        with self._lock:
+            self._liveness.contributed(learner)
+
+    def public_key(self, learner: str, *, head: int = 0) -> bytes | None:
+        """The learner's key, from memory or the bucket; None for an id nobody has registered."""
+        with self._lock:
+            known = self._keys.get(learner)
+            if known is not None:
+                return known
+            if self._unknown_until.get(learner, float("-inf")) > self.services.monotonic():
+                return None
+        try:
+            data = self.services.store.get(learner_key(self.run, learner), length=33).data
+            if len(data) != 32:
+                raise MalformedMessage(f"the key object of learner {learner!r} has not 32 bytes")
+        except ObjectMissing:
+            with self._lock:
+                if len(self._unknown_until) > 10_000:
+                    self._unknown_until.clear()
+                self._unknown_until[learner] = self.services.monotonic() + UNKNOWN_LEARNER_SECONDS
+            return None
+        except MalformedMessage as error:
+            logger.warning("learner_key_malformed", extra={"run": self.run, "reason": str(error)})
+            return None
+        runs.add_learner(self.services.ledger, self.run, learner, data, head)
+        with self._lock:
+            self._keys[learner] = data
+        logger.info("learner_registered", extra={"run": self.run, "learner": learner})
+        return data

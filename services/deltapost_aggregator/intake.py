@@ -1,0 +1,217 @@
+"""Intake: entries of a fragment's stream become verdicts, written together with the new stream position.
+
+An entry is judged from the cheapest fact to the dearest: size and format, signature, repetition, version,
+counters, slot, then the payload itself. Whatever a sender does, it ends in a decision about that sender's
+envelope. A store that does not answer is no verdict: what was decided before it is kept, the rest waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltapost.algorithms.admission import check_payload, delta_norm, judge_norm
+from deltapost.algorithms.sealing import (
+    Decision,
+    Judged,
+    NeedsPayload,
+    NeedsProbe,
+    OpenRound,
+    Ready,
+    Repeated,
+    Uncounted,
+    readiness,
+)
+from deltapost.errors import (
+    DeltapostError,
+    MalformedMessage,
+    MalformedPayload,
+    NonFinite,
+    ObjectMissing,
+    SchemaMismatch,
+    SignatureRefused,
+)
+from deltapost.ledger import intake as ledger_intake
+from deltapost.ledger.leases import Lease
+from deltapost.ledger.runs import Standing
+from deltapost.limits import MISSING_RECHECK_SECONDS
+from deltapost.serialization.messages import ContributionMessage, SignedMessage, read_message
+from deltapost.serialization.names import delta_key, record_key
+from deltapost.serialization.verdicts import Verdict
+from deltapost.streams import Entry
+from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.payloads import PayloadCache
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a batch led to. `record_ahead`: the record of head + 1 exists, adopt it before reading on."""
+
+    decisions: Sequence[Decision]
+    record_ahead: bool = False
+    failure: DeltapostError | None = None
+
+
+class Intake:
+    """Judges the entries of one fragment's stream."""
+
+    def __init__(self, context: RunContext, fragment: int, cache: PayloadCache) -> None:
+        self._context = context
+        self._services = context.services
+        self._fragment = fragment
+        self._cache = cache
+        self._specs = context.plan.specs(fragment)
+        self._max_bytes = context.plan.max_payload_bytes(fragment)
+
+    def take(self, lease: Lease, before: Standing, entries: Sequence[Entry], grace_seconds: float) -> Taken:
+        """Judges entries in order until the round is full, and writes what it decided.
+
+        Raises LeaseLost when the fragment moved on meanwhile.
+        """
+        ledger, reach = self._services.ledger, self._services.reach
+        read = [self._read(entry) for entry in entries]
+        envelopes = [item.sha256 for item in read if isinstance(item, SignedMessage)]
+        view = ledger_intake.open_round(ledger, lease.run, lease.fragment, before.head, envelopes)
+        decisions: list[Decision] = []
+        record_ahead = False
+        failure: DeltapostError | None = None
+        for entry, item in zip(entries, read, strict=True):
+            try:
+                decision = item if isinstance(item, Uncounted) else self._judge(entry, item, view)
+            except DeltapostError as error:
+                if not error.retryable:
+                    raise
+                failure = error
+                break
+            if decision is None:
+                record_ahead = True
+                break
+            decisions.append(decision)
+            view.add(decision)
+            self._log(decision)
+            if self._full(view, grace_seconds):
+                break
+        if decisions:
+            reach("intake.tx_sent")
+            ledger_intake.record(ledger, lease, before, decisions[-1].entry_id, decisions)
+            reach("intake.tx_done")
+        return Taken(decisions, record_ahead, failure)
+
+    def _read(self, entry: Entry) -> SignedMessage | Uncounted:
+        if entry.data is None:
+            return Uncounted(entry.id, "malformed", detail="an entry without a message")
+        try:
+            signed = read_message(entry.data)
+        except MalformedMessage as error:
+            return Uncounted(entry.id, "malformed", detail=str(error))
+        message = signed.message
+        if not isinstance(message, ContributionMessage):
+            return Uncounted(entry.id, "malformed", detail=f"a {message.kind} message is no envelope")
+        if (message.run, message.fragment) != (self._context.run, self._fragment):
+            return Uncounted(
+                entry.id,
+                "malformed",
+                detail=f"an envelope of fragment {message.fragment} of run {message.run!r}",
+            )
+        return signed
+
+    def _judge(self, entry: Entry, signed: SignedMessage, view: OpenRound) -> Decision | None:
+        """The decision, or None when a record of head + 1 exists that must be adopted first."""
+        message = signed.message
+        assert isinstance(message, ContributionMessage)
+        public_key = self._context.public_key(message.learner, head=view.head)
+        if public_key is None:
+            return Uncounted(entry.id, "unknown_learner", detail=f"no key for {message.learner!r}")
+        try:
+            signed.verify(public_key, who=f"learner {message.learner}")
+        except SignatureRefused as error:
+            return Uncounted(entry.id, "bad_signature", detail=str(error))
+        self._context.contributed(message.learner)
+        found = view.judge(entry.id, signed, self._context.plan.config, self._max_bytes)
+        match found:
+            case NeedsProbe():
+                self._services.reach("probe.before_ahead")
+                if self._record_exists(view.head + 1):
+                    return None
+                return Judged(entry.id, signed, "ahead", f"the fragment is at version {view.head}")
+            case NeedsPayload():
+                verdict, detail = self._check_payload(message)
+                self._services.reach("intake.payload_checked")
+                return Judged(entry.id, signed, verdict, detail)
+        return found
+
+    def _record_exists(self, version: int) -> bool:
+        try:
+            self._services.store.head(record_key(self._context.run, self._fragment, version))
+        except ObjectMissing:
+            return False
+        return True
+
+    def _check_payload(self, message: ContributionMessage) -> tuple[Verdict, str]:
+        payload = message.payload
+        key = delta_key(message.run, message.learner, message.fragment, message.version, payload.sha256)
+        try:
+            blob = self._services.store.get(key, length=payload.size + 1)
+        except ObjectMissing:
+            self._services.sleep(MISSING_RECHECK_SECONDS)
+            try:
+                blob = self._services.store.get(key, length=payload.size + 1)
+            except ObjectMissing:
+                return "missing", "no object under the payload's key, asked twice"
+        if blob.size != payload.size:
+            return "corrupt", f"{blob.size} bytes in the bucket, {payload.size} announced"
+        if hashlib.sha256(blob.data).digest() != payload.sha256:
+            return "corrupt", "the bytes in the bucket have another SHA-256 than announced"
+        plan = self._context.plan
+        try:
+            entries = check_payload(blob.data, self._specs, plan.delta_codec)
+        except MalformedPayload as error:
+            return "malformed", str(error)
+        except SchemaMismatch as error:
+            return "schema", str(error)
+        except NonFinite as error:
+            return "non_finite", str(error)
+        norm = delta_norm(entries, self._specs, plan.delta_codec, self._services.backend)
+        refused = judge_norm(norm, plan.config)
+        if refused is not None:
+            return refused, f"the delta's norm is {norm:g}"
+        self._cache.put(payload.sha256, blob.data)
+        return "accepted", ""
+
+    def _full(self, view: OpenRound, grace_seconds: float) -> bool:
+        """Whether the round can be sealed right here: entries after this one then belong to the next round."""
+        ready = readiness(
+            accepted=view.slots,
+            passed=self._context.passed(self._fragment, view.head),
+            live=self._context.live(),
+            config=self._context.plan.config,
+            seconds_since_quorum=0.0,
+            grace_seconds=grace_seconds,
+        )
+        return isinstance(ready, Ready) and not ready.degraded
+
+    def _log(self, decision: Decision) -> None:
+        fields: dict[str, object] = {"run": self._context.run, "fragment": self._fragment}
+        match decision:
+            case Judged():
+                fields |= {
+                    "learner": decision.message.learner,
+                    "version": decision.message.version,
+                    "envelope": decision.signed.sha256.hex(),
+                    "verdict": decision.verdict,
+                    "detail": decision.detail,
+                }
+                logger.log(
+                    logging.DEBUG if decision.verdict == "accepted" else logging.INFO,
+                    "envelope_decided",
+                    extra=fields,
+                )
+            case Repeated():
+                logger.debug("envelope_repeated", extra=fields)
+            case Uncounted():
+                fields |= {"reason": decision.reason, "detail": decision.detail}
+                logger.info("envelope_unverified", extra=fields)

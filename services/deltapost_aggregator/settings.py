@@ -1,0 +1,43 @@
+"""AggregatorSettings: everything an aggregator is told, from environment, file and flags."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated
+
+from pydantic import Field, SecretStr, StringConstraints
+
+from deltapost.limits import LEARNER_LEASE_SECONDS, LEASE_SECONDS
+from deltapost.settings import Settings
+
+
+class AggregatorSettings(Settings):
+    """Settings of `deltapost aggregator`; each is `DELTAPOST_` and its name in capitals."""
+
+    redis_url: SecretStr
+    store: str
+    ledger_url: SecretStr
+    #: File with the run's aggregator key (`deltapost keys generate FILE`), shared by all aggregators.
+    signing_key_file: str
+    #: What the ledger and the attestations call this process. Two on one host need two names.
+    aggregator_name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = Field(
+        default_factory=lambda: socket.gethostname()[:64] or "aggregator"
+    )
+    #: Comma-separated run ids to serve; `*` serves every run that is announced.
+    serve_runs: str = "*"
+    #: Seconds a fragment's lease lasts without renewal.
+    lease_seconds: Annotated[float, Field(gt=0)] = LEASE_SECONDS
+    #: Seconds a learner stays live after its last message.
+    learner_lease_seconds: Annotated[float, Field(gt=0)] = LEARNER_LEASE_SECONDS
+    #: Longest wait for mail, in seconds: how soon an idle fragment looks for records others wrote.
+    poll_seconds: Annotated[float, Field(gt=0, le=30)] = 1.0
+    #: Bytes of payloads kept in memory per fragment between intake and close.
+    payload_cache_bytes: Annotated[int, Field(ge=0)] = 1024**3
+    #: Where `/healthz` and `/readyz` answer; port 0 turns them off.
+    aggregator_health_host: str = "127.0.0.1"
+    aggregator_health_port: Annotated[int, Field(ge=0, le=65535)] = 8801
+
+    def serves(self, run: str) -> bool:
+        """Whether this aggregator is allowed to serve the run."""
+        allowed = {name.strip() for name in self.serve_runs.split(",")}
+        return "*" in allowed or run in allowed

@@ -1,0 +1,261 @@
+"""Which envelopes a round takes, and when it may be sealed: pure decisions over what was read.
+
+*Who* is a fold over the stream: `OpenRound.judge` gives each envelope its verdict from the ones before it.
+*When* is a policy over counts, liveness and the clock: `readiness`. The seal then fixes both, and
+`seal_content` writes it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from deltapost.algorithms import RoundResult
+from deltapost.algorithms.admission import judge_counters
+from deltapost.algorithms.diloco import DiLoCo
+from deltapost.limits import MAX_ENVELOPES_PER_VERSION
+from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.messages import ContributionMessage, SignedMessage
+from deltapost.serialization.records import Answer, Claim, Manifest, MergedClaim, Record, SealContent
+from deltapost.serialization.verdicts import REDECIDED, UnverifiedReason, Verdict
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An envelope with its verdict; `detail` tells the facts behind it in words."""
+
+    entry_id: str
+    signed: SignedMessage
+    verdict: Verdict
+    detail: str = ""
+
+    @property
+    def message(self) -> ContributionMessage:
+        assert isinstance(self.signed.message, ContributionMessage)
+        return self.signed.message
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The envelope has its verdict already: this delivery is only counted."""
+
+    entry_id: str
+    envelope: bytes
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """An entry that is counted by reason only; `learner` is set for `over_quota` alone."""
+
+    entry_id: str
+    reason: UnverifiedReason
+    learner: str = ""
+    detail: str = ""
+
+
+Decision: TypeAlias = Judged | Repeated | Uncounted
+
+
+@dataclass(frozen=True)
+class NeedsProbe:
+    """The base is above the head: `ahead`, unless the record of head + 1 turns out to exist."""
+
+
+@dataclass(frozen=True)
+class NeedsPayload:
+    """Nothing speaks against the envelope itself: fetch and check what it announces."""
+
+
+@dataclass
+class OpenRound:
+    """What is decided so far of a fragment's open round (version `head` to `head + 1`)."""
+
+    head: int
+    #: Verdicts by envelope: all of the run's envelopes that this batch may meet, answered or not.
+    known: dict[bytes, Verdict] = field(default_factory=dict)
+    #: Envelopes whose verdict a record or a seal holds: they are never decided again.
+    fixed: set[bytes] = field(default_factory=set)
+    #: The learners with an accepted contribution to this round.
+    slots: dict[str, bytes] = field(default_factory=dict)
+    #: Unanswered envelopes by learner, for the quota.
+    posted: dict[str, int] = field(default_factory=dict)
+
+    def judge(
+        self, entry_id: str, signed: SignedMessage, config: DiLoCo, max_payload_bytes: int
+    ) -> Decision | NeedsProbe | NeedsPayload:
+        """The decision on a verified envelope, as far as it needs neither store nor payload."""
+        message = signed.message
+        assert isinstance(message, ContributionMessage)
+        envelope = signed.sha256
+        earlier = self.known.get(envelope)
+        if earlier is not None and (earlier not in REDECIDED or envelope in self.fixed):
+            return Repeated(entry_id, envelope)
+        if earlier is None and self.posted.get(message.learner, 0) >= MAX_ENVELOPES_PER_VERSION:
+            return Uncounted(entry_id, "over_quota", message.learner)
+        if message.version > self.head:
+            return NeedsProbe()
+        if message.version < self.head:
+            verdict: Verdict = "late" if message.version == self.head - 1 else "stale"
+            return Judged(entry_id, signed, verdict, f"the fragment is at version {self.head}")
+        refused = judge_counters(message.steps, message.tokens, config)
+        if refused is not None:
+            return Judged(
+                entry_id, signed, refused, f"{message.steps} steps, {message.tokens} tokens claimed"
+            )
+        if message.payload.size > max_payload_bytes:
+            return Judged(
+                entry_id,
+                signed,
+                "too_large",
+                f"{message.payload.size} bytes announced, at most {max_payload_bytes} fit the schema",
+            )
+        taken = self.slots.get(message.learner)
+        if taken is not None:
+            return Judged(entry_id, signed, "conflict", f"envelope {taken.hex()[:16]}… was accepted before")
+        return NeedsPayload()
+
+    def add(self, decision: Decision) -> None:
+        """Takes a decision into account for the envelopes after it."""
+        if isinstance(decision, Judged):
+            envelope, learner = decision.signed.sha256, decision.message.learner
+            if envelope not in self.known:
+                self.posted[learner] = self.posted.get(learner, 0) + 1
+            self.known[envelope] = decision.verdict
+            if decision.verdict == "accepted":
+                self.slots[learner] = envelope
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Seal now. `degraded`: with fewer participants than the quorum."""
+
+    degraded: bool
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Not yet, and why, in words an operator can act on. `seconds`: when a look is due even without mail."""
+
+    reason: str
+    seconds: float | None = None
+
+
+def readiness(
+    *,
+    accepted: Collection[str],
+    passed: Collection[str],
+    live: Collection[str],
+    config: DiLoCo,
+    seconds_since_quorum: float | None,
+    grace_seconds: float,
+) -> Ready | Waiting:
+    """Whether the open round may be sealed (design.md, "Ready to seal", "Grace", "Degraded").
+
+    `accepted`, `passed` and `live` are learner ids; `seconds_since_quorum` is None until the quorum stood.
+    """
+    answered = set(accepted) | set(passed)
+    all_reported = bool(live) and set(live) <= answered
+    if not accepted:
+        return Waiting("no accepted contribution yet")
+    if len(accepted) >= config.quorum_size:
+        left = grace_seconds - (seconds_since_quorum or 0.0)
+        if all_reported or left <= 0:
+            return Ready(degraded=False)
+        return Waiting("the quorum stands; the grace window is open", left)
+    if all_reported and len(accepted) >= config.min_quorum:
+        return Ready(degraded=True)
+    missing = sorted(set(live) - answered)
+    if missing:
+        return Waiting(
+            f"{len(accepted)} of {config.quorum_size} contributions; waiting for {', '.join(missing[:8])}"
+            + (" …" if len(missing) > 8 else "")
+        )
+    return Waiting(
+        f"{len(accepted)} of {config.quorum_size} contributions and nobody else is live; "
+        f"at least {config.min_quorum} are needed"
+    )
+
+
+def seal_content(
+    *,
+    run: str,
+    fragment: int,
+    head: int,
+    generation: int,
+    rows: Sequence[tuple[SignedMessage, Verdict]],
+    unverified: Mapping[UnverifiedReason, int],
+    over_quota: Mapping[str, int],
+    quorum_size: int,
+) -> SealContent:
+    """What the seal of the round from `head` to `head + 1` fixes, from every verdict no record answered yet."""
+    claims = sorted(
+        (Claim.of(signed) for signed, verdict in rows if verdict == "accepted"),
+        key=lambda claim: claim.learner,
+    )
+    answers = sorted(
+        (
+            Answer(
+                envelope=signed.sha256,
+                learner=signed.message.learner,
+                version=signed.message.version,
+                verdict=verdict,
+            )
+            for signed, verdict in rows
+            if verdict != "accepted" and isinstance(signed.message, ContributionMessage)
+        ),
+        key=lambda answer: answer.envelope,
+    )
+    return SealContent(
+        run=run,
+        fragment=fragment,
+        version=head + 1,
+        generation=generation,
+        claims=tuple(claims),
+        answers=tuple(answers),
+        unverified=dict(unverified),
+        over_quota=dict(over_quota),
+        degraded=len(claims) < quorum_size,
+    )
+
+
+def round_record(
+    *,
+    manifest: Manifest,
+    manifest_sha256: bytes,
+    seal: SealContent,
+    previous: bytes,
+    result: RoundResult,
+    anchor: ObjectRef,
+    outer: ObjectRef,
+    update: ObjectRef | None,
+) -> Record:
+    """The record that a seal and the closing of its round lead to. Equal inputs, equal bytes."""
+    merged = {participant.learner: participant for participant in result.participants}
+    return Record(
+        arithmetic=manifest.arithmetic,
+        run=seal.run,
+        manifest=manifest_sha256,
+        fragment=seal.fragment,
+        version=seal.version,
+        previous=previous,
+        generation=seal.generation,
+        degraded=seal.degraded,
+        participants=tuple(
+            MergedClaim(
+                **claim.model_dump(exclude={"payload"}),
+                payload=claim.payload,
+                weight=merged[claim.learner].weight,
+                norm=merged[claim.learner].norm,
+                cosine=merged[claim.learner].cosine,
+            )
+            for claim in seal.claims
+        ),
+        cosine=result.cosine,
+        answers=seal.answers,
+        unverified=seal.unverified,
+        over_quota=seal.over_quota,
+        anchor=anchor,
+        outer=outer,
+        update=update,
+    )

@@ -1,0 +1,104 @@
+"""Creating a run: manifest and genesis anchors, create-once, from the parameters of the first learner's model.
+
+Whoever is first creates; everyone else finds the run there and must fit it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from deltapost.adapters import Model
+from deltapost.algorithms import ARITHMETIC_VERSION
+from deltapost.algorithms.diloco import DiLoCo
+from deltapost.algorithms.partition import Partition
+from deltapost.algorithms.plan import RunPlan
+from deltapost.errors import ConfigurationError, ObjectConflict, ObjectMissing, SchemaMismatch
+from deltapost.limits import MAX_DOCUMENT_BYTES
+from deltapost.serialization import Schema, pack
+from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.names import genesis_key, manifest_key
+from deltapost.serialization.records import Manifest, Parameter
+from deltapost.serialization.signing import SigningKey
+from deltapost.stores import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+def find_plan(store: ObjectStore, run: str) -> RunPlan | None:
+    """The run's plan, from its manifest; None when there is no such run."""
+    try:
+        data = store.get(manifest_key(run), length=MAX_DOCUMENT_BYTES + 1).data
+    except ObjectMissing:
+        return None
+    return RunPlan.of(Manifest.from_bytes(data))
+
+
+def create_run(
+    store: ObjectStore,
+    run: str,
+    model: Model,
+    algorithm: DiLoCo,
+    key: SigningKey,
+    *,
+    partition: Partition,
+    aggregator_key: bytes | None = None,
+) -> RunPlan:
+    """Creates the run with the model's present parameters as its genesis anchor.
+
+    When another learner was faster, its run is returned: check that it fits.
+    """
+    schema = Schema(tuple(model.specs()))
+    fragments = partition.fragments(schema, algorithm.fragments)
+    genesis = []
+    for index, names in enumerate(fragments):
+        data = pack({name: model.load(name).to_bytes(schema[name].dtype) for name in sorted(names)})
+        sha256 = hashlib.sha256(data).digest()
+        store.put(genesis_key(run, index, sha256), data)
+        genesis.append(ObjectRef(sha256=sha256, size=len(data)))
+    manifest = Manifest(
+        arithmetic=ARITHMETIC_VERSION,
+        run=run,
+        parameters=tuple(
+            Parameter(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in schema.parameters
+        ),
+        fragments=tuple(tuple(sorted(names)) for names in fragments),
+        genesis=tuple(genesis),
+        algorithm=algorithm.to_fields(),
+        creator_key=key.public,
+        aggregator_key=aggregator_key,
+    )
+    plan = RunPlan.of(manifest)
+    try:
+        if store.put(manifest_key(run), manifest.to_bytes()):
+            logger.info("run_created", extra={"run": run, "manifest": manifest.sha256.hex()})
+    except ObjectConflict:
+        existing = find_plan(store, run)
+        if existing is None:
+            raise
+        return existing
+    return plan
+
+
+def check_fit(plan: RunPlan, model: Model, algorithm: DiLoCo | None) -> None:
+    """Raises SchemaMismatch or ConfigurationError naming the first thing in which model and run differ."""
+    ours = {spec.name: spec for spec in model.specs()}
+    theirs = {spec.name: spec for spec in plan.schema.parameters}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours:
+            raise SchemaMismatch(f"run {plan.run!r} has the parameter {name!r}, the model does not")
+        if name not in theirs:
+            raise SchemaMismatch(f"the model has the parameter {name!r}, run {plan.run!r} does not")
+        if ours[name] != theirs[name]:
+            raise SchemaMismatch(
+                f"parameter {name!r}: run {plan.run!r} has {theirs[name].dtype} {theirs[name].shape}, "
+                f"the model {ours[name].dtype} {ours[name].shape}"
+            )
+    if algorithm is not None and algorithm != plan.config:
+        run_fields, given = plan.config.to_fields(), algorithm.to_fields()
+        differing = next(name for name in given if given[name] != run_fields.get(name))
+        raise ConfigurationError(
+            f"run {plan.run!r} was created with {differing} = {run_fields.get(differing)!r}, "
+            f"this learner asks for {given[differing]!r}",
+            hint="leave the algorithm out to take the run's, or choose another run name",
+        )

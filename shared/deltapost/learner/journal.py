@@ -1,0 +1,145 @@
+"""Journal: what this learner published, kept on its own disk until a record answers it.
+
+An envelope and its payload are durable here before anything leaves the machine. So a learner killed at any
+point posts the same bytes again, and a bucket or a Redis that lost them gets them again.
+
+Layout of the directory: `FRAGMENT-VERSION.entry` (the envelope's frame and what became of it) and, while
+unanswered, `FRAGMENT-VERSION.payload`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from deltapost.errors import MalformedMessage
+from deltapost.learner.files import sync_directory, write_durably
+from deltapost.serialization.documents import Document
+from deltapost.serialization.messages import ContributionMessage, SignedMessage, read_message
+from deltapost.serialization.verdicts import REDECIDED, Verdict
+
+logger = logging.getLogger(__name__)
+
+#: Answered entries kept per fragment, so that repeating a recent publish still finds its receipt.
+KEPT_ANSWERED: Final = 16
+
+_NAME: Final = re.compile(r"([0-9]{4})-([0-9]{10})\.entry")
+
+
+class _Stored(Document):
+    format: Literal[1] = 1
+    frame: Annotated[bytes, Field(min_length=1)]
+    verdict: Verdict | None
+    final: bool
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One published contribution.
+
+    `verdict` is None until something is known; `answered` once a record says it (or its base's round closed
+    without this envelope), which is for good. A verdict before that is the owner's advice.
+    """
+
+    signed: SignedMessage
+    verdict: Verdict | None = None
+    answered: bool = False
+
+    @property
+    def message(self) -> ContributionMessage:
+        assert isinstance(self.signed.message, ContributionMessage)
+        return self.signed.message
+
+    @property
+    def refused(self) -> bool:
+        """Whether the owner advised a verdict that leaves the slot free: the base may be published anew."""
+        return self.verdict not in (None, "accepted", "conflict", *REDECIDED)
+
+
+class Journal:
+    """The journal of one learner in one run. Used under its owner's lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._entries: dict[tuple[int, int], JournalEntry] = {}
+        for path in sorted(directory.iterdir()):
+            if _NAME.fullmatch(path.name):
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            stored = _Stored.from_bytes(path.read_bytes())
+            entry = JournalEntry(read_message(stored.frame), stored.verdict, stored.final)
+            key = (entry.message.fragment, entry.message.version)
+            if not entry.answered and not self._payload_path(*key).exists():
+                raise MalformedMessage("its payload is gone")
+        except (MalformedMessage, AssertionError) as error:
+            logger.error("journal_entry_unreadable", extra={"file": path.name, "reason": str(error)})
+            path.rename(path.with_suffix(".unreadable"))
+            return
+        self._entries[key] = entry
+
+    def find(self, fragment: int, version: int) -> JournalEntry | None:
+        return self._entries.get((fragment, version))
+
+    def unanswered(self) -> list[JournalEntry]:
+        """Entries no record has answered, oldest base first."""
+        found = [entry for entry in self._entries.values() if not entry.answered]
+        return sorted(found, key=lambda entry: (entry.message.version, entry.message.fragment))
+
+    def add(self, signed: SignedMessage, payload: bytes) -> JournalEntry:
+        """Makes envelope and payload durable; a refused entry of the same base is replaced."""
+        entry = JournalEntry(signed)
+        message = entry.message
+        write_durably(self._payload_path(message.fragment, message.version), payload)
+        self._write(entry)
+        return entry
+
+    def payload(self, entry: JournalEntry) -> bytes:
+        """The payload's bytes of an unanswered entry."""
+        return self._payload_path(entry.message.fragment, entry.message.version).read_bytes()
+
+    def advise(self, envelope: bytes, verdict: Verdict) -> JournalEntry | None:
+        """Notes the owner's advice about an unanswered envelope of this journal."""
+        for entry in self.unanswered():
+            if entry.signed.sha256 == envelope:
+                advised = replace(entry, verdict=verdict)
+                self._write(advised)
+                return advised
+        return None
+
+    def settle(self, entry: JournalEntry, verdict: Verdict | None) -> None:
+        """A record answered: keeps the frame and the verdict, lets the payload go.
+
+        None: the base's round closed without this envelope, which therefore was never merged.
+        """
+        message = entry.message
+        self._write(replace(entry, verdict=verdict, answered=True))
+        self._payload_path(message.fragment, message.version).unlink(missing_ok=True)
+        answered = sorted(
+            version
+            for (fragment, version), kept in self._entries.items()
+            if fragment == message.fragment and kept.answered
+        )
+        for version in answered[:-KEPT_ANSWERED]:
+            del self._entries[message.fragment, version]
+            self._entry_path(message.fragment, version).unlink(missing_ok=True)
+        sync_directory(self._directory)
+
+    def _write(self, entry: JournalEntry) -> None:
+        message = entry.message
+        stored = _Stored(frame=entry.signed.frame, verdict=entry.verdict, final=entry.answered)
+        write_durably(self._entry_path(message.fragment, message.version), stored.to_bytes())
+        self._entries[message.fragment, message.version] = entry
+
+    def _entry_path(self, fragment: int, version: int) -> Path:
+        return self._directory / f"{fragment:04d}-{version:010d}.entry"
+
+    def _payload_path(self, fragment: int, version: int) -> Path:
+        return self._directory / f"{fragment:04d}-{version:010d}.payload"

@@ -1,0 +1,511 @@
+"""join() and Run: a learner's side of a run, from the model it trains to the commits it takes over.
+
+A training loop calls, per step: `count_step`, `publish_due`, `align`. All else happens behind: the journal,
+the heartbeat, following commits, posting again. `publish_contribution` is the one call underneath, for loops
+that keep their own counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from deltapost.adapters import Model, wrap_model
+from deltapost.algorithms.diloco import DiLoCo
+from deltapost.algorithms.partition import ByBytes, Partition
+from deltapost.algorithms.plan import RunPlan
+from deltapost.algorithms.schedule import Schedule
+from deltapost.errors import ConfigurationError, DeltapostError, ObjectConflict, SignatureRefused
+from deltapost.learner.courier import Courier, CourierTimes
+from deltapost.learner.creating import check_fit, create_run, find_plan
+from deltapost.learner.files import DirectoryLock
+from deltapost.learner.following import Commit, Follower
+from deltapost.learner.history import History
+from deltapost.learner.journal import Journal
+from deltapost.learner.members import largest_session
+from deltapost.learner.publishing import Publisher, Receipt, delta_values, payload_ref
+from deltapost.learner.settings import LearnerSettings
+from deltapost.points import kill_from_environment
+from deltapost.serialization import TensorBytes
+from deltapost.serialization.messages import ContributionMessage, RunMessage, sign_message
+from deltapost.serialization.names import RUNS_STREAM, check_id, commits_stream, learner_key
+from deltapost.serialization.signing import SigningKey
+from deltapost.settings import reveal
+from deltapost.stores import ObjectStore, open_store
+from deltapost.streams import START, MessageLog, open_log
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between the warnings of a learner that waits for a commit.
+WAIT_WARNING_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A fragment of the model that now holds `version`. `merged`: this learner's delta is in it.
+
+    None where this learner had published nothing for that round.
+    """
+
+    fragment: int
+    version: int
+    merged: bool | None
+    bytes_read: int
+
+
+@dataclass
+class _Progress:
+    """A fragment's counters since its parameters were last aligned, and what is outstanding of it."""
+
+    version: int
+    steps: int = 0
+    tokens: int = 0
+    published_at: int | None = None
+
+
+class Run:
+    """One learner in one run. Made by `deltapost.join`; use it from one thread, as a context manager or not."""
+
+    def __init__(
+        self,
+        *,
+        plan: RunPlan,
+        learner: str,
+        model: Model,
+        key: SigningKey,
+        publisher: Publisher,
+        follower: Follower,
+        journal: Journal,
+        courier: Courier,
+        directory_lock: DirectoryLock,
+    ) -> None:
+        self.plan = plan
+        self.learner = learner
+        self._model = model
+        self._key = key
+        self._publisher = publisher
+        self._follower = follower
+        self._journal = journal
+        self._courier = courier
+        self._directory_lock = directory_lock
+        config = plan.config
+        self._schedule = Schedule(config.sync_every, config.fragments, config.in_flight, config.overlap_steps)
+        self._anchors: dict[int, Mapping[str, TensorBytes]] = {}
+        self._progress: dict[int, _Progress] = {}
+        self._step_started: float | None = None
+        self._step_seconds = 0.0
+        self._left = False
+        self.local_step = 0
+        #: Payload bytes uploaded and anchor or update bytes read, by this object.
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    @property
+    def name(self) -> str:
+        return self.plan.run
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, learner={self.learner!r}, versions={self.versions})"
+
+    @property
+    def versions(self) -> list[int]:
+        """The version the model holds, by fragment."""
+        return [self._progress[fragment].version for fragment in sorted(self._progress)]
+
+    def version(self, fragment: int) -> int:
+        """The version of the fragment that the model holds: what a contribution is computed against."""
+        return self._progress[fragment].version
+
+    def anchor(self, fragment: int) -> Mapping[str, TensorBytes]:
+        """The fragment's anchor at `version(fragment)`, by parameter name."""
+        return self._anchors[fragment]
+
+    def count_step(self, tokens: int, *, seconds: float | None = None) -> None:
+        """Counts one training step on `tokens` tokens; `seconds` defaults to the time since the last call."""
+        now = time.monotonic()
+        if seconds is None and self._step_started is not None:
+            seconds = now - self._step_started
+        self._step_started = now
+        if seconds is not None:
+            first = self._step_seconds == 0.0
+            self._step_seconds = (
+                seconds if first else self._step_seconds + 0.1 * (seconds - self._step_seconds)
+            )
+        self.local_step += 1
+        self._courier.local_step = self.local_step
+        for progress in self._progress.values():
+            progress.steps += 1
+            progress.tokens += tokens
+
+    def due(self) -> list[int]:
+        """The fragments whose turn is this step, and that may be published.
+
+        Not those already published for the version the model holds, nor any while `in_flight` are
+        outstanding: their steps accumulate until their next turn.
+        """
+        outstanding = sum(progress.published_at is not None for progress in self._progress.values())
+        found = []
+        for fragment in self._schedule.due(self.local_step - 1, self.local_step):
+            if self._progress[fragment].published_at is None and self._schedule.may_publish(outstanding):
+                found.append(fragment)
+                outstanding += 1
+        return found
+
+    def publish_due(
+        self,
+        *,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        final: bool = False,
+    ) -> list[Receipt]:
+        """Publishes each fragment that is due; most steps none is. Raises what `publish_contribution` raises."""
+        return [self._publish_counted(fragment, loss, metrics, final) for fragment in self.due()]
+
+    def publish_final(self, *, loss: float | None = None) -> list[Receipt]:
+        """Publishes, as the last of this learner, every fragment with steps that no round holds yet."""
+        return [
+            self._publish_counted(fragment, loss, None, True)
+            for fragment, progress in sorted(self._progress.items())
+            if progress.published_at is None and progress.steps
+        ]
+
+    def _publish_counted(
+        self,
+        fragment: int,
+        loss: float | None,
+        metrics: Mapping[str, float] | None,
+        final: bool,
+    ) -> Receipt:
+        progress = self._progress[fragment]
+        return self.publish_contribution(
+            fragment,
+            progress.version,
+            anchor=self._anchors[fragment],
+            theta=self._model,
+            local_step=self.local_step,
+            steps=progress.steps,
+            tokens=progress.tokens,
+            step_seconds=self._step_seconds,
+            loss=loss,
+            metrics=metrics,
+            final=final,
+        )
+
+    def publish_contribution(
+        self,
+        fragment: int,
+        version: int,
+        *,
+        delta: Any = None,
+        anchor: Any = None,
+        theta: Any = None,
+        local_step: int,
+        steps: int,
+        tokens: int,
+        step_seconds: float,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        final: bool = False,
+    ) -> Receipt:
+        """Uploads this learner's delta of `fragment` against `version` and posts its envelope.
+
+        The delta is given as `delta`, or as `anchor` and `theta` (delta = anchor - theta); each is a mapping
+        of parameter names to tensors, arrays or TensorBytes, or a model, in the schema's shapes. `tokens` and
+        `steps` were trained since the model held `version`; `step_seconds` is the mean of a step.
+
+        Calling it again for the same (fragment, version) posts the journalled bytes again and changes
+        nothing, unless the owner has refused them (a verdict that leaves the slot free): then the new
+        contribution takes their place.
+
+        Raises SchemaMismatch, NonFinite (nothing is published then), MalformedMessage for counters or metrics
+        out of range; StoreUnavailable or StreamUnavailable when the contribution is journalled but not
+        posted yet: the courier posts it once that is possible.
+        """
+        if not 0 <= fragment < len(self.plan.fragments):
+            raise ConfigurationError(
+                f"fragment {fragment} of run {self.name!r} does not exist: it has {len(self.plan.fragments)}"
+            )
+        with self._courier.lock:
+            known = self._journal.find(fragment, version)
+            if known is not None and not known.refused:
+                if known.answered:
+                    return self._publisher.receipt(known, "", repeated=True)
+                return self._publisher.post(known, repeated=True)
+            values = delta_values(
+                self.plan, fragment, self._model.backend, delta=delta, anchor=anchor, theta=theta
+            )
+            payload = self._publisher.encode(fragment, values)
+            message = ContributionMessage.from_arguments(
+                run=self.name,
+                learner=self.learner,
+                fragment=fragment,
+                version=version,
+                payload=payload_ref(payload),
+                local_step=local_step,
+                steps=steps,
+                tokens=tokens,
+                step_seconds=float(step_seconds),
+                loss=None if loss is None else float(loss),
+                metrics={name: float(value) for name, value in (metrics or {}).items()},
+                final=final,
+            )
+            progress = self._progress[fragment]
+            if progress.version == version:
+                progress.published_at = self.local_step
+            receipt = self._publisher.publish(message, payload)
+        self.bytes_sent += len(payload)
+        return receipt
+
+    def pass_round(self, fragment: int, version: int) -> None:
+        """Tells the aggregator that this learner will not contribute to the fragment's round."""
+        self._courier.pass_round(fragment, version)
+
+    def align(self, *, wait_seconds: float = 0.0) -> list[Aligned]:
+        """Takes over the newest commits that have come: overwrites those fragments of the model, in place.
+
+        Steps made on a fragment since its version are given up with it; what was published of them is in the
+        commit. Waits for outstanding commits where the algorithm's `overlap_steps` says so, and up to
+        `wait_seconds` for any. Raises ForkedHistory or SignatureRefused when history does not hold.
+        """
+        self._wait_at_barrier()
+        if wait_seconds > 0:
+            deadline = time.monotonic() + wait_seconds
+            self._wait(lambda: any(map(self._courier.has, self._progress)), deadline)
+        self._raise_failure()
+        aligned = []
+        for fragment in sorted(self._progress):
+            commit = self._courier.take(fragment)
+            if commit is not None:
+                aligned.append(self._take_over(commit))
+        return aligned
+
+    def wait_for(self, fragment: int, version: int, *, timeout: float) -> bool:
+        """Waits until the model holds at least `version` of the fragment, aligning; False when time is up."""
+        deadline = time.monotonic() + timeout
+        while self.version(fragment) < version:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.align(wait_seconds=left)
+        return True
+
+    def _wait_at_barrier(self) -> None:
+        for fragment, progress in self._progress.items():
+            if progress.published_at is None:
+                continue
+            if not self._schedule.must_wait(self.local_step - progress.published_at):
+                continue
+            self._courier.waiting = True
+            while not self._wait(
+                lambda fragment=fragment: self._courier.has(fragment) or self._refused(fragment),
+                time.monotonic() + WAIT_WARNING_SECONDS,
+            ):
+                logger.warning(
+                    "waiting_for_commit",
+                    extra={"run": self.name, "fragment": fragment, "version": progress.version + 1},
+                )
+            self._courier.waiting = False
+            if self._refused(fragment):
+                progress.published_at = None  # the slot is free: its next turn publishes anew
+        self._step_started = None
+
+    def _refused(self, fragment: int) -> bool:
+        entry = self._journal.find(fragment, self._progress[fragment].version)
+        return entry is not None and entry.refused
+
+    def _wait(self, there: Any, deadline: float) -> bool:
+        with self._courier.arrived:
+            while not there() and self._courier.failure is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._courier.arrived.wait(min(left, 0.5))
+        self._raise_failure()
+        return True
+
+    def _raise_failure(self) -> None:
+        if self._courier.failure is not None:
+            raise self._courier.failure
+
+    def _take_over(self, commit: Commit) -> Aligned:
+        for name, tensor in commit.anchor.items():
+            self._model.assign(name, tensor)
+        self._anchors[commit.fragment] = commit.anchor
+        before = self._progress.get(commit.fragment)
+        self._progress[commit.fragment] = _Progress(commit.version)
+        self.bytes_received += commit.bytes_read
+        merged: bool | None = None
+        if before is not None and before.published_at is not None:
+            merged = any(
+                record.base == before.version and participant.learner == self.learner
+                for record in commit.records
+                for participant in record.participants
+            )
+        return Aligned(commit.fragment, commit.version, merged, commit.bytes_read)
+
+    def start(self) -> None:
+        """Loads the newest versions into the model and starts the courier. Called by `join`."""
+        for fragment in range(len(self.plan.fragments)):
+            commit = self._follower.catch_up(fragment)
+            self._courier.settle(commit)
+            self._take_over(commit)
+            entry = self._journal.find(fragment, commit.version)
+            if entry is not None and not entry.answered and not entry.refused:
+                self._progress[fragment].published_at = 0  # published before a restart, still outstanding
+        self.local_step = self._schedule.start_step(self.versions)
+        for progress in self._progress.values():
+            if progress.published_at is not None:
+                progress.published_at = self.local_step
+        self._courier.local_step = self.local_step
+        self._courier.join()
+        self._courier.start()
+
+    def leave(self) -> None:
+        """Says goodbye and ends the courier. What is unanswered stays journalled for the next session."""
+        if self._left:
+            return
+        self._left = True
+        self._courier.stop()
+        try:
+            self._courier.leave()
+        except DeltapostError as error:
+            logger.warning("leave_not_posted", extra={"run": self.name, "reason": str(error)})
+        self._directory_lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
+def join(
+    run: str,
+    model: Any,
+    algorithm: DiLoCo | None = None,
+    *,
+    learner: str,
+    partition: Partition | None = None,
+    store: str | ObjectStore | None = None,
+    redis_url: str | MessageLog | None = None,
+    **settings: Any,
+) -> Run:
+    """Joins a run, creating it from `model`'s parameters when it does not exist, and aligns the model with it.
+
+    `model` is a torch module, or a mapping of names to torch tensors or numpy arrays; its parameters are
+    overwritten by the run's newest anchor. `algorithm` and `partition` are needed only to create the run.
+    `learner` is this learner's id in the run: 1 to 64 of a-z, 0-9 and '-'.
+
+    Where `store`, `redis_url` and the other `settings` (see LearnerSettings) are not given, `DELTAPOST_STORE`,
+    `DELTAPOST_REDIS_URL` … and the file that `DELTAPOST_CONFIG` names are read.
+
+    Raises ConfigurationError, SchemaMismatch (the model does not fit the run, naming the parameter),
+    RunMismatch, SignatureRefused (the learner id belongs to another key).
+    """
+    check_id("run", run)
+    check_id("learner", learner)
+    config = LearnerSettings.read(
+        store=store if isinstance(store, str) else ("memory://given" if store is not None else None),
+        redis_url=redis_url
+        if isinstance(redis_url, str)
+        else ("memory://given" if redis_url is not None else None),
+        **settings,
+    )
+    config.prepare_state()
+    opened_store = open_store(config.store) if store is None or isinstance(store, str) else store
+    log = open_log(reveal(config.redis_url)) if redis_url is None or isinstance(redis_url, str) else redis_url
+    key = SigningKey.load_or_create(config.key_file(learner))
+    wrapped = wrap_model(model)
+    plan = find_plan(opened_store, run)
+    if plan is None:
+        if algorithm is None:
+            raise ConfigurationError(
+                f"run {run!r} does not exist in the store",
+                hint="pass an algorithm, such as DiLoCo.streaming(), to create it",
+            )
+        plan = create_run(
+            opened_store,
+            run,
+            wrapped,
+            algorithm,
+            key,
+            partition=partition or ByBytes(),
+            aggregator_key=config.pinned_aggregator_key(),
+        )
+    check_fit(plan, wrapped, algorithm)
+    _claim_id(opened_store, run, learner, key)
+    directory = config.state_dir / "runs" / run / learner
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock(directory, what=f"learner {learner!r} of run {run!r}")
+    try:
+        history = History(
+            directory / "history", manifest_sha256=plan.manifest_sha256, fragments=len(plan.fragments)
+        )
+        journal = Journal(directory / "journal")
+        follower = Follower(
+            opened_store, plan, history, wrapped.backend, aggregator_key=config.pinned_aggregator_key()
+        )
+        publisher = Publisher(
+            opened_store, log, plan, key, learner, journal, kill_from_environment(os.environ)
+        )
+        commits = log.bounds(commits_stream(run))
+        announce_run(log, plan, key)
+        courier = Courier(
+            run=run,
+            learner=learner,
+            key=key,
+            log=log,
+            follower=follower,
+            journal=journal,
+            publisher=publisher,
+            lock=threading.RLock(),
+            times=CourierTimes(
+                poll=config.poll_seconds,
+                alive=config.learner_lease_seconds / 3,
+                repost=config.repost_seconds,
+            ),
+            session=history.next_session(largest_session(log, run, learner)),
+            position=commits.last_id if commits is not None else START,
+        )
+        joined = Run(
+            plan=plan,
+            learner=learner,
+            model=wrapped,
+            key=key,
+            publisher=publisher,
+            follower=follower,
+            journal=journal,
+            courier=courier,
+            directory_lock=lock,
+        )
+        joined.start()
+    except BaseException:
+        lock.release()
+        raise
+    logger.info("joined", extra={"run": run, "learner": learner, "versions": joined.versions})
+    return joined
+
+
+def _claim_id(store: ObjectStore, run: str, learner: str, key: SigningKey) -> None:
+    """Registers the id's key, create-once: whoever was first owns the id."""
+    try:
+        store.put(learner_key(run, learner), key.public)
+    except ObjectConflict:
+        raise SignatureRefused(
+            f"learner id {learner!r} of run {run!r} belongs to another key than {key.public.hex()[:16]}…",
+            hint="use the key file it was registered with (DELTAPOST_SIGNING_KEY_FILE), or another id",
+        ) from None
+
+
+def announce_run(log: MessageLog, plan: RunPlan, key: SigningKey) -> None:
+    """Tells aggregators that there is this run; each learner that joins says it again."""
+    message = RunMessage(run=plan.run, manifest=plan.manifest_sha256, public_key=key.public)
+    log.append(RUNS_STREAM, sign_message(message, key).frame, max_length=10_000)

@@ -1,0 +1,181 @@
+"""Intake: verdicts and the new stream position, in one transaction of the fragment's owner.
+
+What happened twice is recognised by the envelope's hash. The position is compared as well as set, so an
+owner that read from elsewhere changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+
+from deltapost.algorithms.sealing import Decision, Judged, OpenRound, Repeated, Uncounted
+from deltapost.errors import LeaseLost
+from deltapost.ledger.engine import Ledger
+from deltapost.ledger.leases import Lease, hold
+from deltapost.ledger.runs import Standing
+from deltapost.ledger.tables import ContributionRow, FragmentRow, UnverifiedRow
+from deltapost.ledger.writing import add_counts, changed, upsert
+
+
+def open_round(
+    ledger: Ledger, run: str, fragment: int, head: int, envelopes: Iterable[bytes] = ()
+) -> OpenRound:
+    """What is decided of the fragment's open round, and what is known of `envelopes`.
+
+    Call it when no seal is pending: every unanswered verdict then belongs to the open round.
+    """
+    with ledger.read() as session:
+        unanswered: Sequence[Any] = session.execute(
+            select(
+                ContributionRow.envelope,
+                ContributionRow.learner,
+                ContributionRow.version,
+                ContributionRow.verdict,
+            ).where(
+                ContributionRow.run == run,
+                ContributionRow.fragment == fragment,
+                ContributionRow.answered_version.is_(None),
+            )
+        ).all()
+        wanted = list(envelopes)
+        answered: Sequence[Any] = (
+            session.execute(
+                select(ContributionRow.envelope, ContributionRow.verdict).where(
+                    ContributionRow.run == run,
+                    ContributionRow.envelope.in_(wanted),
+                    ContributionRow.answered_version.is_not(None),
+                )
+            ).all()
+            if wanted
+            else []
+        )
+    view = OpenRound(head)
+    for envelope, learner, version, verdict in unanswered:
+        view.known[envelope] = verdict
+        view.posted[learner] = view.posted.get(learner, 0) + 1
+        if verdict == "accepted" and version == head:
+            view.slots[learner] = envelope
+    for envelope, verdict in answered:
+        view.known[envelope] = verdict
+        view.fixed.add(envelope)
+    return view
+
+
+def record(
+    ledger: Ledger,
+    lease: Lease,
+    before: Standing,
+    position: str,
+    decisions: Sequence[Decision],
+) -> None:
+    """Writes the decisions and moves the position from `before.position` to `position`.
+
+    Raises LeaseLost when token, head, stream epoch or position in the row are not those of `before`.
+    """
+    with ledger.write() as session:
+        if not changed(
+            session,
+            update(FragmentRow)
+            .where(
+                FragmentRow.run == lease.run,
+                FragmentRow.fragment == lease.fragment,
+                FragmentRow.lease_token == lease.token,
+                FragmentRow.head == before.head,
+                FragmentRow.stream_epoch == before.stream_epoch,
+                FragmentRow.position == before.position,
+            )
+            .values(position=position, updated_at=ledger.now(session)),
+        ):
+            raise LeaseLost(
+                f"fragment {lease.fragment} of run {lease.run!r} moved on: {lease.owner} read from "
+                f"{before.position} at version {before.head}, which is no longer where it stands"
+            )
+        now = ledger.now(session)
+        upsert(
+            session,
+            ContributionRow,
+            [_row(lease, before, decision, now) for decision in decisions if isinstance(decision, Judged)],
+            replace=("verdict", "detail", "entry_id", "stream_epoch"),
+            count="deliveries",
+        )
+        for decision in decisions:
+            if isinstance(decision, Repeated):
+                session.execute(
+                    update(ContributionRow)
+                    .where(ContributionRow.run == lease.run, ContributionRow.envelope == decision.envelope)
+                    .values(deliveries=ContributionRow.deliveries + 1)
+                )
+        counts: dict[tuple[str, str], int] = {}
+        for decision in decisions:
+            if isinstance(decision, Uncounted):
+                key = (decision.reason, decision.learner)
+                counts[key] = counts.get(key, 0) + 1
+        add_counts(
+            session,
+            UnverifiedRow,
+            [
+                {
+                    "run": lease.run,
+                    "fragment": lease.fragment,
+                    "version": before.head + 1,
+                    "reason": reason,
+                    "learner": learner,
+                    "count": count,
+                }
+                for (reason, learner), count in sorted(counts.items())
+            ],
+        )
+
+
+def _row(lease: Lease, before: Standing, decision: Judged, now: object) -> dict[str, object]:
+    message = decision.message
+    return {
+        "run": lease.run,
+        "envelope": decision.signed.sha256,
+        "fragment": lease.fragment,
+        "version": message.version,
+        "learner": message.learner,
+        "message": decision.signed.frame,
+        "payload_sha256": message.payload.sha256,
+        "payload_size": message.payload.size,
+        "local_step": message.local_step,
+        "steps": message.steps,
+        "tokens": message.tokens,
+        "step_seconds": message.step_seconds,
+        "loss": message.loss,
+        "metrics": message.metrics,
+        "final": message.final,
+        "verdict": decision.verdict,
+        "detail": decision.detail[:500] or None,
+        "deliveries": 1,
+        "entry_id": decision.entry_id,
+        "stream_epoch": before.stream_epoch,
+        "received_at": now,
+    }
+
+
+def start_stream(ledger: Ledger, lease: Lease, before: Standing, stream_epoch: str, position: str) -> None:
+    """A new life of the stream: its name and where to read from. Raises LeaseLost."""
+    with ledger.write() as session:
+        if not changed(
+            session,
+            update(FragmentRow)
+            .where(
+                FragmentRow.run == lease.run,
+                FragmentRow.fragment == lease.fragment,
+                FragmentRow.lease_token == lease.token,
+                FragmentRow.stream_epoch == before.stream_epoch,
+                FragmentRow.position == before.position,
+            )
+            .values(stream_epoch=stream_epoch, position=position, updated_at=ledger.now(session)),
+        ):
+            raise LeaseLost(f"fragment {lease.fragment} of run {lease.run!r} moved on")
+
+
+def note_waiting(ledger: Ledger, lease: Lease, reason: str | None) -> None:
+    """Says in the fragment's row why its round does not close. Raises LeaseLost."""
+    with ledger.write() as session:
+        hold(session, lease, waiting_reason=reason and reason[:500], updated_at=ledger.now(session))

@@ -1,0 +1,134 @@
+"""Runs, fragments and learners in the ledger: an index of what the bucket says, and who was seen when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import and_, or_, select, update
+
+from deltapost.errors import RunMismatch
+from deltapost.ledger.engine import Ledger
+from deltapost.ledger.tables import FragmentRow, LearnerRow, RunRow
+from deltapost.ledger.writing import insert_missing
+from deltapost.serialization.messages import AliveMessage, LeaveMessage, MemberMessage
+from deltapost.serialization.records import Manifest
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a fragment stands: its head, the head's hash, and the stream position up to which all is decided."""
+
+    head: int
+    head_sha256: bytes
+    stream_epoch: str
+    position: str
+    announced: int
+
+
+def admit(ledger: Ledger, manifest: Manifest) -> bool:
+    """Copies a run from its manifest; True when it is new. Raises RunMismatch for another manifest of its name."""
+    data = manifest.to_bytes()
+    sha256 = manifest.sha256
+    with ledger.write() as session:
+        known = session.get(RunRow, manifest.run)
+        if known is not None:
+            if known.manifest_sha256 != sha256:
+                raise RunMismatch(
+                    f"run {manifest.run!r}: the ledger knows manifest {known.manifest_sha256.hex()[:16]}…, "
+                    f"the bucket holds {sha256.hex()[:16]}…",
+                    hint="one ledger serves one bucket: give each bucket its own database",
+                )
+            return False
+        session.add(
+            RunRow(
+                run=manifest.run,
+                manifest=data,
+                manifest_sha256=sha256,
+                aggregator_key=manifest.aggregator_key,
+                state="active",
+                created_at=ledger.now(session),
+            )
+        )
+        session.flush()
+        session.add_all(
+            FragmentRow(run=manifest.run, fragment=fragment, head=0, head_sha256=sha256)
+            for fragment in range(len(manifest.fragments))
+        )
+    return True
+
+
+def active(ledger: Ledger) -> list[Manifest]:
+    """The manifests of the runs that are to be served."""
+    with ledger.read() as session:
+        rows = session.scalars(
+            select(RunRow.manifest).where(RunRow.state == "active").order_by(RunRow.run)
+        ).all()
+    return [Manifest.from_bytes(row) for row in rows]
+
+
+def standing(ledger: Ledger, run: str, fragment: int) -> Standing:
+    """The fragment's present row."""
+    with ledger.read() as session:
+        row = session.execute(
+            select(
+                FragmentRow.head,
+                FragmentRow.head_sha256,
+                FragmentRow.stream_epoch,
+                FragmentRow.position,
+                FragmentRow.announced,
+            ).where(FragmentRow.run == run, FragmentRow.fragment == fragment)
+        ).one()
+    return Standing(*row)
+
+
+def learner_keys(ledger: Ledger, run: str) -> dict[str, bytes]:
+    """Public key by learner id, as far as the ledger knows them."""
+    with ledger.read() as session:
+        rows = session.execute(select(LearnerRow.learner, LearnerRow.public_key).where(LearnerRow.run == run))
+        return {learner: key for learner, key in rows}
+
+
+def add_learner(ledger: Ledger, run: str, learner: str, public_key: bytes, first_version: int) -> None:
+    """Notes a learner whose key was read from the bucket; one that is known stays as it is."""
+    with ledger.write() as session:
+        insert_missing(
+            session,
+            LearnerRow,
+            [
+                {
+                    "run": run,
+                    "learner": learner,
+                    "public_key": public_key,
+                    "first_version": first_version,
+                }
+            ],
+        )
+
+
+def member_seen(ledger: Ledger, messages: list[MemberMessage]) -> None:
+    """Notes the newest of each learner's verified messages; older ones change nothing."""
+    if not messages:
+        return
+    with ledger.write() as session:
+        now = ledger.now(session)
+        for message in messages:
+            values: dict[str, object] = {
+                "session": message.session,
+                "counter": message.counter,
+                "last_seen_at": now,
+                "left": isinstance(message, LeaveMessage),
+            }
+            if isinstance(message, AliveMessage):
+                values["local_step"] = message.local_step
+            session.execute(
+                update(LearnerRow)
+                .where(
+                    LearnerRow.run == message.run,
+                    LearnerRow.learner == message.learner,
+                    or_(
+                        LearnerRow.session < message.session,
+                        and_(LearnerRow.session == message.session, LearnerRow.counter <= message.counter),
+                    ),
+                )
+                .values(**values)
+            )
