@@ -40,7 +40,7 @@ SELECT
         AND answered.verdict IN ('late', 'stale')) AS late,
     (SELECT count(*) FROM contributions AS answered WHERE {answered}
         AND answered.verdict NOT IN ('accepted', 'late', 'stale')) AS rejected,
-    (SELECT coalesce(sum(counted.count), 0) FROM unverified AS counted
+    (SELECT CAST(coalesce(sum(counted.count), 0) AS BIGINT) FROM unverified AS counted
         WHERE counted.run = rounds.run AND counted.fragment = rounds.fragment
         AND counted.version = rounds.version) AS unverified,
     rounds.quorum_seconds AS quorum_seconds,
