@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from deltapost.errors import DeltapostError
 from deltapost.ledger import Ledger, open_ledger, revisions
 from deltapost.settings import reveal
 from deltapost_ledger import LedgerSettings
@@ -33,22 +32,12 @@ LedgerUrl = Annotated[
 
 
 @contextmanager
-def _told_in_words() -> Iterator[None]:
-    try:
-        yield
-    except DeltapostError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-@contextmanager
 def _opened(url: str | None) -> Iterator[Ledger]:
-    with _told_in_words():
-        ledger = open_ledger(reveal(LedgerSettings.read(ledger_url=url).ledger_url))
-        try:
-            yield ledger
-        finally:
-            ledger.close()
+    ledger = open_ledger(reveal(LedgerSettings.read(ledger_url=url).ledger_url))
+    try:
+        yield ledger
+    finally:
+        ledger.close()
 
 
 @app.command(epilog="Example: deltapost ledger migrate --ledger postgresql://deltapost@db/ledger")
@@ -94,5 +83,4 @@ def serve(
     ] = None,
 ) -> None:
     """Serve runs, rounds, participants and verdicts as JSON, until stopped."""
-    with _told_in_words():
-        serve_ledger(LedgerSettings.read(ledger_url=ledger, ledger_host=host, ledger_port=port))
+    serve_ledger(LedgerSettings.read(ledger_url=ledger, ledger_host=host, ledger_port=port))
