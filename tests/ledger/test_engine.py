@@ -129,12 +129,12 @@ def test_processes_that_open_a_new_file_at_once_all_get_it(sqlite_url: str) -> N
     )
     started = [
         subprocess.Popen([sys.executable, "-c", code, sqlite_url], stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
+        for _ in range(3)
     ]
 
     ends = [(process.communicate(timeout=60)[0].strip(), process.returncode) for process in started]
 
-    assert ends == [("wal", 0)] * 4
+    assert ends == [("wal", 0)] * 3
 
 
 def test_sqlite_is_durable_and_keeps_its_keys(migrated_sqlite_url: str) -> None:
@@ -161,6 +161,26 @@ def test_a_locked_sqlite_ledger_is_unavailable_for_now(migrated_sqlite_url: str)
     assert caught.value.retryable
     ledger.close()
     other.close()
+
+
+def test_a_file_that_is_no_database_is_an_error_that_no_retry_mends(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_text("not a database, but long enough for one, " * 100)
+    ledger = open_ledger(f"sqlite:///{path}")
+
+    with pytest.raises(LedgerError, match="not a database") as caught:
+        ledger.ping()
+
+    assert not caught.value.retryable
+    ledger.close()
+
+
+def test_a_path_that_is_a_directory_is_unavailable(tmp_path: Path) -> None:
+    ledger = open_ledger(f"sqlite:///{tmp_path}")
+
+    with pytest.raises(LedgerUnavailable, match="unable to open"):
+        ledger.ping()
+    ledger.close()
 
 
 def test_a_killed_postgres_connection_is_unavailable_and_the_next_one_works(

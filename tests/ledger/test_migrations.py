@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -155,6 +157,25 @@ def test_a_ledger_newer_than_this_release_says_so(empty: Ledger) -> None:
 def test_an_unknown_target_names_the_known_ones(empty: Ledger) -> None:
     with pytest.raises(ConfigurationError, match=revisions.head()):
         revisions.migrate(empty, "0000")
+
+
+def test_a_target_in_the_other_direction_is_refused(empty: Ledger) -> None:
+    with pytest.raises(ConfigurationError, match="cannot go to '0001'"):
+        revisions.downgrade(empty, "0001")
+    revisions.migrate(empty)
+    with pytest.raises(ConfigurationError, match="goes down"):
+        revisions.migrate(empty, "base")
+    empty.check_revision()
+
+
+def test_threads_that_migrate_their_own_ledgers_at_once_all_succeed(tmp_path: Path) -> None:
+    ledgers = [open_ledger(f"sqlite:///{tmp_path}/{number}.db") for number in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(revisions.migrate, ledgers)) == [revisions.head()] * 4
+
+    for ledger in ledgers:
+        ledger.close()
 
 
 def test_foreign_keys_hold_again_after_a_migration_on_the_same_connection(sqlite_url: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from deltapost.errors import ConfigurationError, MissingExtra
 
@@ -77,10 +77,9 @@ def _sqlite_url(parsed: URL) -> URL:
 
 def build_engine(url: URL) -> Engine:
     """An engine for a URL from `parse_url`. Its connections are opened lazily. Raises MissingExtra."""
-    # Errors would otherwise quote what was bound: learners' messages, lease tokens.
-    options: dict[str, Any] = {"hide_parameters": True, "pool_pre_ping": True}
+    # hide_parameters: errors would otherwise quote what was bound, such as messages and lease tokens.
     if url.drivername == "sqlite+pysqlite":
-        engine = create_engine(url, connect_args={"timeout": LOCK_SECONDS}, **options)
+        engine = create_engine(url, connect_args={"timeout": LOCK_SECONDS}, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -89,7 +88,13 @@ def build_engine(url: URL) -> Engine:
     except ImportError:
         raise MissingExtra("postgres", needed_for="a ledger at postgresql://") from None
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
-    engine = create_engine(url, connect_args=arguments, isolation_level="READ COMMITTED", **options)
+    engine = create_engine(
+        url,
+        connect_args=arguments,
+        isolation_level="READ COMMITTED",
+        pool_pre_ping=True,
+        hide_parameters=True,
+    )
     event.listen(engine, "connect", _prepare_postgres)
     return engine
 
@@ -102,9 +107,14 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("PRAGMA synchronous = FULL")
 
 
+def _is_locked(error: BaseException) -> bool:
+    busy = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in busy
+
+
 # Two processes that open a new file at once: the switch does not wait for the other's lock by itself.
 @retry(
-    retry=retry_if_exception_type(sqlite3.OperationalError),
+    retry=retry_if_exception(_is_locked),
     wait=wait_random(0.01, 0.1),
     stop=stop_after_delay(LOCK_SECONDS),
     reraise=True,

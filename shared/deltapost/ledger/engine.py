@@ -108,7 +108,7 @@ class Ledger:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
             raise translate(error, ledger=self.name) from error
 
 
@@ -122,5 +122,6 @@ def open_ledger(url: str) -> Ledger:
     >>> with ledger.read() as session:
     ...     ledger.now(session).tzname()
     'UTC'
+    >>> ledger.close()
     """
     return Ledger(build_engine(parse_url(url)))

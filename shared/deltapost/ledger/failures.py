@@ -22,9 +22,12 @@ _RETRYABLE_STATES: Final = ("08", "25", "40", "53", "55", "57", "58")
 _UNDEFINED: Final = ("42P01", "42703")
 
 
-def translate(error: SQLAlchemyError, *, ledger: str) -> DeltapostError:
-    """The error to raise in place of `error`. `ledger` names the database, without its password."""
-    original = getattr(error, "orig", None)
+def translate(error: Exception, *, ledger: str) -> DeltapostError:
+    """The error to raise in place of SQLAlchemy's, or of a driver's that came while connecting.
+
+    `ledger` names the database, without its password.
+    """
+    original = getattr(error, "orig", None) if isinstance(error, SQLAlchemyError) else error
     if isinstance(original, DeltapostError):
         return original  # refused by a column's type, before the driver
     words = _first_line(original if original is not None else error)
@@ -51,7 +54,7 @@ def _is_undefined(original: BaseException | None) -> bool:
     return getattr(original, "sqlstate", None) in _UNDEFINED
 
 
-def _is_retryable(error: SQLAlchemyError, original: BaseException | None) -> bool:
+def _is_retryable(error: Exception, original: BaseException | None) -> bool:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     if isinstance(original, sqlite3.Error):
@@ -61,7 +64,8 @@ def _is_retryable(error: SQLAlchemyError, original: BaseException | None) -> boo
     state = getattr(original, "sqlstate", None)
     if state is not None:
         return str(state).startswith(_RETRYABLE_STATES)
-    return isinstance(error, OperationalError | InterfaceError)  # never reached the server, or lost it
+    # It never reached the server, or lost it.
+    return isinstance(error, OperationalError | InterfaceError) or not isinstance(error, SQLAlchemyError)
 
 
 def _sqlite_code(original: sqlite3.Error) -> int | None:

@@ -6,12 +6,14 @@ SQLite), so two migrations at once both succeed, and a killed one leaves nothing
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from deltapost.errors import ConfigurationError, WrongRevision
@@ -25,6 +27,9 @@ __all__ = ["check", "current", "downgrade", "head", "migrate"]
 
 #: The advisory lock that migrations of one Postgres database share: "deltapst" as a big-endian integer.
 MIGRATION_LOCK: Final = int.from_bytes(b"deltapst")
+
+#: Alembic keeps the running environment in a module, one per process.
+_ALEMBIC: Final = threading.Lock()
 
 
 def _config(connection: Connection | None = None) -> Config:
@@ -80,6 +85,8 @@ def _newer(found: str, needed: str, ledger: str) -> WrongRevision:
 
 def migrate(ledger: Ledger, target: str = "head") -> str:
     """Brings the schema up to `target` and returns the revision it then has. Again: nothing changes."""
+    if target == "base":
+        raise ConfigurationError("a migration goes up", hint="`deltapost ledger downgrade base` goes down")
     return _move(ledger, target, up=True) or ""
 
 
@@ -100,5 +107,9 @@ def _move(ledger: Ledger, target: str, *, up: bool) -> str | None:
         found = current(connection)  # read under the lock: another migration may just have ended
         if found is not None and found not in known:
             raise _newer(found, head(), ledger.name)
-        (command.upgrade if up else command.downgrade)(_config(connection), target)
+        try:
+            with _ALEMBIC:
+                (command.upgrade if up else command.downgrade)(_config(connection), target)
+        except CommandError as error:
+            raise ConfigurationError(f"the ledger {ledger.name} cannot go to {target!r}: {error}") from None
         return current(connection)
