@@ -158,8 +158,7 @@ def upgrade() -> None:
         sa.Column("answered_version", sa.BigInteger(), nullable=True),
         sa.CheckConstraint(
             "verdict IN ('accepted', 'conflict', 'late', 'stale', 'ahead', 'zero_steps', 'zero_weight', "
-            "'malformed', 'schema', 'corrupt', 'missing', 'too_large', 'outlier', 'non_finite', "
-            "'unknown_learner', 'bad_signature', 'over_quota')",
+            "'malformed', 'schema', 'corrupt', 'missing', 'too_large', 'outlier', 'non_finite')",
             name=op.f("ck_contributions_verdict_known"),
         ),
         sa.CheckConstraint("answered_version >= 1", name=op.f("ck_contributions_answered_version_minimum")),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect, select, text
+from sqlalchemy import CheckConstraint, inspect, select, text
 
 from deltapost.errors import ConfigurationError, WrongRevision
 from deltapost.ledger import revisions
@@ -183,4 +183,21 @@ def test_foreign_keys_hold_again_after_a_migration_on_the_same_connection(sqlite
     revisions.migrate(ledger)
     with ledger.write() as session:
         assert session.execute(text("PRAGMA foreign_keys")).scalar_one() == 1
+    ledger.close()
+
+
+def test_every_check_of_the_classes_reads_the_same_in_the_database(sqlite_url: str) -> None:
+    # SQLite keeps the words of a check as they were written; Postgres rewrites them.
+    ledger = open_ledger(sqlite_url)
+    revisions.migrate(ledger)
+    with ledger.read() as session:
+        found = inspect(session.connection())
+        for table in Base.metadata.sorted_tables:
+            written = {check["name"]: check["sqltext"] for check in found.get_check_constraints(table.name)}
+            declared = {
+                str(constraint.name): str(constraint.sqltext)
+                for constraint in table.constraints
+                if isinstance(constraint, CheckConstraint) and not str(constraint.name).endswith("_bool")
+            }
+            assert {name: text for name, text in written.items() if not name.endswith("_bool")} == declared
     ledger.close()

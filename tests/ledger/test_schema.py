@@ -14,8 +14,6 @@ from sqlalchemy import func, inspect, select, text
 from deltapost.errors import LedgerError, NonFinite
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.tables import (
-    UNVERIFIED_REASONS,
-    VERDICTS,
     Base,
     ContributionRow,
     LearnerRow,
@@ -24,6 +22,7 @@ from deltapost.ledger.tables import (
     RunRow,
     UnverifiedRow,
 )
+from deltapost.serialization.verdicts import UNVERIFIED_REASONS, VERDICTS
 from fixtures.ledger_rows import (
     RUN,
     WHEN,
@@ -63,6 +62,10 @@ REFUSED = {
     "a negative head": (lambda: fragment_row(1, head=-1), "ck_fragments_head_minimum"),
     "a learner of no run": (lambda: learner_row(run="nobody"), "fk_learners_runs|FOREIGN KEY"),
     "a public key of 31 bytes": (lambda: learner_row("bob", public_key=b"k" * 31), "public_key_32_bytes"),
+    "a verdict for strangers, who are only counted": (
+        lambda: contribution_row(verdict="bad_signature"),
+        "ck_contributions_verdict_known",
+    ),
     "an unknown verdict": (lambda: contribution_row(verdict="fine"), "ck_contributions_verdict_known"),
     "a delivery count of 0": (lambda: contribution_row(deliveries=0), "deliveries_minimum"),
     "a base below 0": (lambda: contribution_row(version=-1), "ck_contributions_version_minimum"),
@@ -154,7 +157,7 @@ def test_a_learner_has_one_accepted_contribution_to_a_round(filled: Ledger) -> N
     add(filled, contribution_row("six", version=1))
 
 
-def test_every_verdict_of_the_design_can_be_stored(filled: Ledger) -> None:
+def test_every_verdict_that_a_record_can_list_can_be_stored(filled: Ledger) -> None:
     add(filled, *(contribution_row(verdict, verdict=verdict) for verdict in VERDICTS))
 
 

@@ -44,12 +44,11 @@ from deltapost.ledger.columns import (
     one_of,
 )
 from deltapost.limits import MAX_ID_LENGTH
+from deltapost.serialization.verdicts import UNVERIFIED_REASONS, VERDICTS, UnverifiedReason, Verdict
 
 __all__ = [
     "NAMING_CONVENTION",
     "RUN_STATES",
-    "UNVERIFIED_REASONS",
-    "VERDICTS",
     "Base",
     "ContributionRow",
     "FragmentRow",
@@ -70,30 +69,6 @@ NAMING_CONVENTION: Final = {
 }
 
 RUN_STATES: Final = ("active", "paused", "finished")
-
-#: What the owner may decide about an envelope, as design.md lists them.
-VERDICTS: Final = (
-    "accepted",
-    "conflict",
-    "late",
-    "stale",
-    "ahead",
-    "zero_steps",
-    "zero_weight",
-    "malformed",
-    "schema",
-    "corrupt",
-    "missing",
-    "too_large",
-    "outlier",
-    "non_finite",
-    "unknown_learner",
-    "bad_signature",
-    "over_quota",
-)
-
-#: Why an envelope is only counted, never listed: nobody is known to have sent it, or too many were sent.
-UNVERIFIED_REASONS: Final = ("malformed", "unknown_learner", "bad_signature", "over_quota")
 
 _Id: Final = String(MAX_ID_LENGTH)
 _Hash: Final = LargeBinary(32)
@@ -215,7 +190,7 @@ class ContributionRow(Base):
     loss: Mapped[float | None] = mapped_column(FiniteFloat)
     metrics: Mapped[dict[str, float] | None] = mapped_column(Metrics)
     final: Mapped[bool | None] = mapped_column(Boolean(create_constraint=True, name="final_bool"))
-    verdict: Mapped[str] = mapped_column(Text)
+    verdict: Mapped[Verdict] = mapped_column(Text)
     detail: Mapped[str | None] = mapped_column(Detail)
     deliveries: Mapped[int] = mapped_column(BigInteger, server_default=text("1"))
     entry_id: Mapped[str | None] = mapped_column(Text)
@@ -260,7 +235,7 @@ class UnverifiedRow(Base):
     run: Mapped[str] = mapped_column(_Id, primary_key=True)
     fragment: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     version: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    reason: Mapped[str] = mapped_column(String(32), primary_key=True)
+    reason: Mapped[UnverifiedReason] = mapped_column(String(32), primary_key=True)
     learner: Mapped[str] = mapped_column(_Id, primary_key=True, server_default=text("''"))
     count: Mapped[int] = mapped_column(BigInteger)
 
