@@ -147,7 +147,9 @@ class DirectoryStore:
             return {}
 
     def _walk(self, above: str, prefix: str) -> Iterator[ObjectInfo]:
-        path = os.path.join(self._root, above)
+        path = os.path.join(self._root, above.rstrip("/")).rstrip("/")
+        if os.path.realpath(path) != path:  # a link on the way to the prefix: as in a walk, not followed
+            return
         with _reported(path):
             try:
                 entries = [(entry.name, entry.stat(follow_symlinks=False)) for entry in os.scandir(path)]

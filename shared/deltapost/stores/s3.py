@@ -5,6 +5,10 @@ what was written, ranges. `stores.probe` shows whether the first holds. What is 
 arrives. A write that succeeded and lost its reply is sent again by boto3 and then refused with 412; so 412
 and 409 only mean that the object must be read: the same bytes are success, others ObjectConflict.
 
+SeaweedFS 4.48 holds the condition on PutObject, and on CompleteMultipartUpload only against objects that are
+there already: of uploads that complete at once, several succeed and the last one stays. So a key that two may
+write with different bytes holds less than a part (a record does); larger ones end in their content's hash.
+
 Failure modes. Time-outs, 429, 5xx and lost connections, after boto3's own attempts: StoreUnavailable. 403:
 AccessDenied; without the right to list, S3 says that of missing objects too. A missing bucket: StoreError
 (HEAD has no body to say so, and reads as ObjectMissing). A failed upload's parts are aborted; after kill -9
@@ -15,24 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from deltapost.errors import ConfigurationError, MissingExtra, ObjectMissing, StoreUnavailable
+from deltapost.errors import ObjectMissing, StoreUnavailable
 from deltapost.stores import Blob, ObjectInfo
 from deltapost.stores.keys import check_key, check_metadata, check_prefix, check_range, conflict
+from deltapost.stores.s3_client import s3_client  # first: it says which extra is missing
+from deltapost.stores.s3_errors import PastTheEnd, RequestFailure, WriteRefused, translate
 from deltapost.stores.settings import StoreSettings
-
-try:
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
-except ImportError:
-    raise MissingExtra("s3", needed_for="an s3:// store") from None
-
-from deltapost.stores.s3_errors import PastTheEnd, WriteRefused, translate
 
 #: Seconds before a write that was refused, and whose key then held nothing, is started anew.
 _WRITE_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
@@ -42,14 +38,13 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 
 class S3Store:
-    """An ObjectStore in `bucket`, below `prefix` (which may be empty). Connects at the first request."""
+    """An ObjectStore in `bucket`, below `prefix` (which may be empty)."""
 
     def __init__(self, bucket: str, prefix: str, settings: StoreSettings) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._settings = settings
-        # By process: a connection pool that a fork carried over would mix two processes' replies.
-        self._clients: dict[int, Any] = {}
+        s3_client(settings)  # settings that boto3 cannot use are refused here, not at the first request
 
     def __repr__(self) -> str:
         return f"S3Store(s3://{self._bucket}/{self._prefix})"
@@ -79,7 +74,7 @@ class S3Store:
             )
         try:
             with self._reported("read", key):
-                reply = self._client().get_object(**target)
+                reply = s3_client(self._settings).get_object(**target)
                 with contextlib.closing(reply["Body"]) as body:
                     return self._blob(key, reply, body, offset, length)
         except PastTheEnd:
@@ -89,7 +84,7 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo:
         target = self._target(key)
         with self._reported("head", key):
-            reply = self._client().head_object(**target)
+            reply = s3_client(self._settings).head_object(**target)
         return ObjectInfo(key, reply["ContentLength"], _metadata(reply))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -99,16 +94,16 @@ class S3Store:
     def delete(self, key: str) -> None:
         target = self._target(key)
         with contextlib.suppress(ObjectMissing), self._reported("delete", key):
-            self._client().delete_object(**target)
+            s3_client(self._settings).delete_object(**target)
 
     def _target(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
 
     def _write_whole(self, target: dict[str, Any], data: bytes, metadata: dict[str, str]) -> None:
-        self._client().put_object(**target, Body=data, Metadata=metadata, IfNoneMatch="*")
+        s3_client(self._settings).put_object(**target, Body=data, Metadata=metadata, IfNoneMatch="*")
 
     def _write_parts(self, target: dict[str, Any], data: bytes, metadata: dict[str, str]) -> None:
-        client, size = self._client(), self._settings.part_bytes
+        client, size = s3_client(self._settings), self._settings.part_bytes
         # Left to itself, boto3 sends CRC-32 with parts of an upload that was not opened for it.
         algorithm = {"ChecksumAlgorithm": "CRC32"} if self._settings.checksums == "when_supported" else {}
         upload_id = client.create_multipart_upload(**target, Metadata=metadata, **algorithm)["UploadId"]
@@ -127,14 +122,14 @@ class S3Store:
         except BaseException as failure:
             try:
                 client.abort_multipart_upload(**target, UploadId=upload_id)
-            except (BotoCoreError, ClientError) as error:
+            except RequestFailure as error:
                 failure.add_note(f"the upload's parts may be left over: {type(error).__name__}")
             raise
 
     def _compare(self, key: str, data: bytes) -> None:
         """ObjectConflict unless the object holds exactly `data`; one of another size is not downloaded."""
         with self._reported("read", key):
-            reply = self._client().get_object(**self._target(key))
+            reply = s3_client(self._settings).get_object(**self._target(key))
             with contextlib.closing(reply["Body"]) as body:
                 if reply["ContentLength"] != len(data):
                     raise conflict(key, data, found_size=reply["ContentLength"])
@@ -161,7 +156,7 @@ class S3Store:
 
     def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
         pages = (
-            self._client()
+            s3_client(self._settings)
             .get_paginator("list_objects_v2")
             .paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
         )
@@ -171,47 +166,11 @@ class S3Store:
         for key, size in sorted(found):
             yield ObjectInfo(key.removeprefix(self._prefix), size)
 
-    def _client(self) -> Any:
-        process = os.getpid()
-        return self._clients.get(process) or self._clients.setdefault(process, self._connect())
-
-    def _connect(self) -> Any:
-        given = self._settings
-        secrets = {
-            "aws_access_key_id": given.access_key_id,
-            "aws_secret_access_key": given.secret_access_key,
-            "aws_session_token": given.session_token,
-        }
-        config = Config(
-            retries={"mode": "standard", "total_max_attempts": given.attempts},
-            connect_timeout=given.connect_seconds,
-            read_timeout=given.read_seconds,
-            max_pool_connections=given.connections,
-            tcp_keepalive=True,
-            s3={"addressing_style": given.addressing_style},
-            request_checksum_calculation=given.checksums,
-            response_checksum_validation=given.checksums,
-        )
-        try:
-            # A session of its own: boto3's default one is not safe to use from several threads.
-            session = boto3.session.Session(
-                region_name=given.region,
-                **{name: secret.get_secret_value() for name, secret in secrets.items() if secret is not None},
-            )
-            return session.client(
-                "s3",
-                endpoint_url=given.endpoint,
-                config=config,
-                verify=str(given.ca_bundle) if given.ca_bundle else None,
-            )
-        except (ValueError, BotoCoreError) as error:
-            raise ConfigurationError(f"{self!r} cannot be set up: {type(error).__name__}: {error}") from error
-
     @contextlib.contextmanager
     def _reported(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
-        except (BotoCoreError, ClientError) as error:
+        except RequestFailure as error:
             raise translate(error, f"{verb} of s3://{self._bucket}/{self._prefix}{key}", key) from error
 
 

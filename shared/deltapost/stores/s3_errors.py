@@ -27,6 +27,9 @@ from deltapost.errors import (
     StoreUnavailable,
 )
 
+#: What a boto3 call raises.
+RequestFailure: Final = (BotoCoreError, ClientError)
+
 _CREDENTIALS: Final = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
 _BUSY_CODES: Final = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
 _CREDENTIAL_CODES: Final = {
