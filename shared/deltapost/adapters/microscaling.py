@@ -148,7 +148,8 @@ def dequantize(data: TensorBytes, scale: TensorBytes, shape: Sequence[int]) -> F
 
 def f8_exponent(largest: float) -> int | None:
     """The scale's exponent for a largest magnitude; None when all codes are zero. Raises NonFinite."""
-    field = np.float32(largest).view(np.uint32).item() >> 23
+    # The mask drops the sign: a maximum may be -0 or a negative NaN.
+    field = (np.float32(largest).view(np.uint32).item() >> 23) & 0xFF
     if field == 255:
         raise NonFinite("a NaN or an infinity cannot be quantized to F8_E4M3")
     return max(field - F8_FIELD_OFFSET, SMALLEST_EXPONENT) if field >= SMALLEST_FIELD else None
@@ -181,7 +182,7 @@ def _f4_blocks(flat: Floats) -> Floats:
 
 
 def _e8m0_bytes(blocks: Floats) -> Bytes:
-    field = np.abs(blocks).max(axis=1).view(np.uint32) >> 23
+    field = (np.abs(blocks).max(axis=1).view(np.uint32) >> 23) & 0xFF
     if (field == 255).any():
         raise NonFinite("a NaN or an infinity cannot be quantized to F4")
     smallest = E8M0_ONE + SMALLEST_EXPONENT
@@ -199,5 +200,5 @@ def _f4_codes(blocks: Floats, scales: Bytes) -> Bytes:
         passed = magnitude >= np.float32(step) if tie_goes_up else magnitude > np.float32(step)
         codes += passed.view(np.uint8)
     codes |= (negative & (codes != 0)).view(np.uint8) << 3
-    packed: Bytes = codes[:, 0::2] | (codes[:, 1::2] << 4)
+    packed: Bytes = codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
     return packed.reshape(-1)

@@ -74,7 +74,7 @@ def quantize_f4(flat: torch.Tensor) -> tuple[TensorBytes, TensorBytes]:
     if not count:
         return TensorBytes("F4", (0,), b""), TensorBytes("F8_E8M0", (0,), b"")
     blocks = torch.nn.functional.pad(flat, (0, count - flat.numel())).reshape(-1, mx.F4_BLOCK)
-    field = blocks.abs().amax(dim=1).view(torch.int32) >> 23
+    field = blocks.abs().amax(dim=1).view(torch.int32) >> 23 & 0xFF
     if bool((field == 255).any()):
         raise NonFinite("a NaN or an infinity cannot be quantized to F4")
     exponent = (field - mx.F4_FIELD_OFFSET).clamp(min=mx.SMALLEST_EXPONENT)
@@ -99,12 +99,13 @@ def dequantize(data: TensorBytes, scale: TensorBytes, shape: tuple[int, ...], de
     codes = to_device(data.data, device).to(torch.int32)
     if data.dtype == "F8_E4M3":
         (factor,) = struct.unpack("<f", scale.data)
-        values = _table(mx.F8_VALUES, device).index_select(0, codes) * factor
+        values: torch.Tensor = _table(mx.F8_VALUES, device).index_select(0, codes) * factor
         return values.reshape(shape)
     scales = to_device(scale.data, device).to(torch.int32)
     factors = _table(mx.E8M0_VALUES, device).index_select(0, scales)
     blocks = _table(mx.F4_PAIRS, device).index_select(0, codes).reshape(-1, mx.F4_BLOCK)
-    return (blocks * factors.unsqueeze(1)).reshape(-1)[: prod(shape)].reshape(shape)
+    scaled: torch.Tensor = (blocks * factors.unsqueeze(1)).reshape(-1)[: prod(shape)]
+    return scaled.reshape(shape)
 
 
 def _table(values: np.ndarray[Any, np.dtype[np.float32]], device: str) -> torch.Tensor:
