@@ -132,7 +132,7 @@ def test_processes_that_open_a_new_file_at_once_all_get_it(sqlite_url: str) -> N
         for _ in range(3)
     ]
 
-    ends = [(process.communicate(timeout=60)[0].strip(), process.returncode) for process in started]
+    ends = [(process.communicate(timeout=100)[0].strip(), process.returncode) for process in started]
 
     assert ends == [("wal", 0)] * 3
 
@@ -314,7 +314,7 @@ def test_without_psycopg_the_missing_extra_is_named(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
 
     assert "deltapost[postgres]" in done.stdout, done.stderr

@@ -104,7 +104,7 @@ def test_two_upgrades_at_once_both_succeed(ledger_url: str) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
-    ends = [process.communicate("go\n", timeout=60) for process in started]
+    ends = [process.communicate("go\n", timeout=100) for process in started]
 
     assert [process.returncode for process in started] == [0, 0], ends
     ledger = open_ledger(ledger_url)
@@ -131,7 +131,7 @@ def test_a_killed_migration_leaves_nothing_and_running_it_again_succeeds(
         migrate(open_ledger(sys.argv[1]))
         """
     )
-    killed = subprocess.run([sys.executable, "-c", code, ledger_url], timeout=60, capture_output=True)
+    killed = subprocess.run([sys.executable, "-c", code, ledger_url], timeout=100, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
 
     # Then nothing is there

@@ -39,7 +39,7 @@ def test_serve_refuses_a_wrong_revision_and_serves_once_migrated(sqlite_url: str
     port = free_ports(1)[0]
     settings = {"DELTAPOST_LEDGER_URL": sqlite_url, "DELTAPOST_LEDGER_PORT": str(port)}
     serve = {"args": [*COMMAND, "serve"], "cwd": tmp_path, "env": os.environ | settings, "text": True}
-    refused = subprocess.run(**serve, capture_output=True, timeout=60)
+    refused = subprocess.run(**serve, capture_output=True, timeout=100)
     assert refused.returncode == 1
     assert refused.stderr.strip().endswith("(run `deltapost ledger migrate`)")
     assert "Traceback" not in refused.stderr
