@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,30 @@ def test_contributions_of_different_precision_merge_in_one_round() -> None:
 
     assert numbers(result.state.theta["w"]) == [1.0 - 3.0, 1.0 + 1.0]
     assert schema.names == ("w",)
+
+
+class ReadOnDemand(Mapping[str, TensorBytes]):
+    """Entries that are unpacked anew at each access, as from a file that is larger than memory."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+
+    def __getitem__(self, name: str) -> TensorBytes:
+        return unpack(self.payload)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(unpack(self.payload))
+
+    def __len__(self) -> int:
+        return len(unpack(self.payload))
+
+
+def test_contributions_may_be_read_on_demand() -> None:
+    given = round_of("F4")
+    lazy = [replace(one, tensors=ReadOnDemand(pack(one.tensors))) for one in given]
+    aggregator = config().aggregator(SCHEMA, SCHEMA.names, NativeBackend())
+
+    assert aggregator.close_round(first_state(), lazy) == aggregator.close_round(first_state(), given)
 
 
 def test_results_hold_bytes_even_when_the_inputs_are_views() -> None:
@@ -285,6 +310,12 @@ def test_a_result_past_the_anchors_dtype_closes_no_round(backend: str) -> None:
         ([contribution("a", {"v": f32(1, 1)})], SchemaMismatch, "of 'a' lacks the entry 'w'"),
         ([contribution("a", {"w": f32(1, 1), "v": f32(1)})], SchemaMismatch, "'v'"),
         ([contribution("a", {"w": TensorBytes("F8_E4M3", (2,), b"ab")})], SchemaMismatch, "'w.scale'"),
+        (
+            [contribution("a", {"w": f32(1, 1, shape=(2, 1))})],
+            SchemaMismatch,
+            r"of 'a' is F32 of shape \(2, 1\)",
+        ),
+        ([contribution("a", {"w": TensorBytes("I32", (2,), bytes(8))})], SchemaMismatch, "as I32"),
     ],
 )
 def test_contributions_that_cannot_be_merged_are_refused_by_name(
@@ -298,7 +329,7 @@ def test_contributions_that_cannot_be_merged_are_refused_by_name(
     ("theta", "outer", "words"),
     [
         ({}, STATE.outer, "anchor lacks the entry 'w'"),
-        ({"w": f32(1.0)}, STATE.outer, r"'w' is F32 of shape \(1,\)"),
+        ({"w": f32(1.0)}, STATE.outer, r"'w' in the anchor is F32 of shape \(1,\)"),
         (STATE.theta, {}, "outer state lacks the entry 'momentum.w'"),
         (STATE.theta, {**STATE.outer, "master.w": f32(1.0, 1.0)}, "'master.w'"),
         (STATE.theta, {**STATE.outer, "momentum.v": f32(1.0, 1.0)}, "'momentum.v'"),

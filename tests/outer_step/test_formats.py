@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltapost.adapters import Value
@@ -110,12 +110,12 @@ def test_native_and_torch_agree_to_the_byte_in_arithmetic_on_odd_shapes(
     assert all(tensor.shape == shape for tensor in native if isinstance(tensor, TensorBytes))
 
 
-@pytest.mark.parametrize("exponent", [-126, -100, -10, 0, 10, 100, 119])
+@pytest.mark.parametrize("exponent", [-126, -10, 0, 119])
 def test_e4m3_codes_are_the_nearest_of_the_grid_with_ties_to_even(exponent: int) -> None:
     rng = np.random.default_rng(exponent + 200)
     halves = [float((a + b) / 2) for a, b in pairwise(E4M3) if b <= 256]
     scaled = [200.0, *halves, *np.nextafter(np.float32(halves), np.float32(0)).tolist()]
-    scaled += (rng.random(300) * np.exp2(rng.integers(-12, 8, 300))).tolist()
+    scaled += (rng.random(60) * np.exp2(rng.integers(-12, 8, 60))).tolist()
     data = f32(*(math.ldexp(struct.unpack("<f", struct.pack("<f", x))[0], exponent) for x in scaled))
 
     codes, scale = NATIVE.load(data).quantize("F8_E4M3")
@@ -126,6 +126,7 @@ def test_e4m3_codes_are_the_nearest_of_the_grid_with_ties_to_even(exponent: int)
     assert TORCH.load(data).quantize("F8_E4M3") == (codes, scale)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-7.75, 7.75, width=32), min_size=31, max_size=31), st.integers(-120, 120))
 def test_e2m1_codes_are_the_nearest_of_the_grid_with_ties_to_even(values: list[float], exponent: int) -> None:
     data = f32(*(math.ldexp(value, exponent) for value in [*values, 4.0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltapost.algorithms.diloco import nesterov, rda, weighted_mean
@@ -85,6 +85,7 @@ def test_rda_does_not_blow_up_a_vector_shorter_than_its_smallest_norm(backend: s
 vectors = st.lists(st.floats(-8.0, 8.0, width=32), min_size=5, max_size=5)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(vectors, st.floats(0.01, 100.0)), min_size=1, max_size=5))
 def test_merges_give_the_same_bytes_in_numpy_and_torch(given_: list[tuple[list[float], float]]) -> None:
     results = []
@@ -96,6 +97,7 @@ def test_merges_give_the_same_bytes_in_numpy_and_torch(given_: list[tuple[list[f
     assert results[0] == results[1]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(vectors, st.floats(0.01, 100.0)), min_size=1, max_size=5))
 def test_a_merge_is_never_longer_than_the_mean_norm(given_: list[tuple[list[float], float]]) -> None:
     values = [BACKENDS["native"].load(f32(*vector)) for vector, _ in given_]

@@ -9,7 +9,7 @@ from deltapost import codecs
 from deltapost.algorithms.rounds import Contribution, FragmentState
 from deltapost.errors import ConfigurationError, SchemaMismatch
 from deltapost.serialization.schema import MASTER_PREFIX, MOMENTUM_PREFIX, ParameterSpec
-from deltapost.serialization.tensor import TensorBytes
+from deltapost.serialization.tensor import DType, TensorBytes
 
 
 def check_contributions(specs: Sequence[ParameterSpec], ordered: Sequence[Contribution]) -> None:
@@ -27,12 +27,22 @@ def check_contributions(specs: Sequence[ParameterSpec], ordered: Sequence[Contri
             raise ConfigurationError(
                 f"learner {one.learner!r} has {one.steps} steps and {one.tokens} tokens: no weight"
             )
-        expected: set[str] = set()
-        for spec in specs:
-            if spec.name not in one.tensors:
-                raise SchemaMismatch(f"the contribution of {one.learner!r} lacks the entry {spec.name!r}")
-            expected |= codecs.get(one.tensors[spec.name].dtype).entries(spec).keys()
-        _check_names(f"contribution of {one.learner!r}", one.tensors, expected)
+        _check_entries(specs, one)
+
+
+def _check_entries(specs: Sequence[ParameterSpec], one: Contribution) -> None:
+    what = f"contribution of {one.learner!r}"
+    expected: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    for spec in specs:
+        if spec.name not in one.tensors:
+            raise SchemaMismatch(f"the {what} lacks the entry {spec.name!r}")
+        found = one.tensors[spec.name].dtype
+        if found not in codecs.NAMES:
+            raise SchemaMismatch(f"the {what} has {spec.name!r} as {found}, which no codec reads")
+        expected |= codecs.get(found).entries(spec)
+    _check_names(what, one.tensors, expected)
+    for name, (dtype, shape) in expected.items():
+        _check_tensor(f"{name!r} in the {what}", one.tensors[name], dtype, shape)
 
 
 def check_state(specs: Sequence[ParameterSpec], with_master: Collection[str], state: FragmentState) -> None:
@@ -44,10 +54,10 @@ def check_state(specs: Sequence[ParameterSpec], with_master: Collection[str], st
     masters = {MASTER_PREFIX + name for name in with_master} & state.outer.keys()
     _check_names("outer state", state.outer, {MOMENTUM_PREFIX + spec.name for spec in specs} | masters)
     for spec in specs:
-        _check_tensor(spec.name, state.theta[spec.name], spec.dtype, spec)
+        _check_tensor(f"{spec.name!r} in the anchor", state.theta[spec.name], spec.dtype, spec.shape)
         for name in (MOMENTUM_PREFIX + spec.name, MASTER_PREFIX + spec.name):
             if name in state.outer:
-                _check_tensor(name, state.outer[name], "F32", spec)
+                _check_tensor(f"{name!r} in the outer state", state.outer[name], "F32", spec.shape)
 
 
 def _check_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
@@ -58,8 +68,8 @@ def _check_names(what: str, given: Collection[str], expected: Collection[str]) -
         raise SchemaMismatch(f"the {what} has an entry {name!r:.100} that is not the fragment's")
 
 
-def _check_tensor(name: str, tensor: TensorBytes, dtype: str, spec: ParameterSpec) -> None:
-    if (tensor.dtype, tensor.shape) != (dtype, spec.shape):
+def _check_tensor(what: str, tensor: TensorBytes, dtype: str, shape: tuple[int, ...]) -> None:
+    if (tensor.dtype, tensor.shape) != (dtype, shape):
         raise SchemaMismatch(
-            f"{name!r} is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of shape {spec.shape}"
+            f"{what} is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of shape {shape}"
         )
