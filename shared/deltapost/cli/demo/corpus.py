@@ -75,7 +75,8 @@ def training_batch(shard: bytes, *, seed: int, step: int, batch_size: int, conte
         raise ConfigurationError(f"a shard of {len(text)} bytes holds no window of {context} + 1 bytes")
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
     starts = generator.integers(0, len(text) - context, size=batch_size)
-    return text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+    windows: NDArray[np.int64] = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+    return windows
 
 
 def held_out_batches(

@@ -62,8 +62,8 @@ class Block(nn.Module):
         query, key, value = parts.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        hidden = functional.relu(self.feed_in(self.feed_norm(x)))
-        return x + self.feed_out(hidden)
+        fed: Tensor = self.feed_out(functional.relu(self.feed_in(self.feed_norm(x))))
+        return x + fed
 
 
 class ByteTransformer(nn.Module):
