@@ -1,8 +1,10 @@
 """Servers that tests of every part share; each module starts its server when the first test asks for it."""
 
 pytest_plugins = [
+    "fixtures.certificates",
     "fixtures.postgres",
     "fixtures.s3",
     "fixtures.seaweed",
+    "fixtures.served",
     "fixtures.valkey",
 ]

@@ -13,9 +13,9 @@ from deltapost.algorithms import ARITHMETIC_VERSION
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import Partition
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError, ObjectConflict, ObjectMissing, SchemaMismatch
+from deltapost.errors import ConfigurationError, NonFinite, ObjectConflict, ObjectMissing, SchemaMismatch
 from deltapost.limits import MAX_DOCUMENT_BYTES
-from deltapost.serialization import Schema, pack
+from deltapost.serialization import ParameterSpec, Schema, TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import genesis_key, manifest_key
 from deltapost.serialization.records import Manifest, Parameter
@@ -52,7 +52,7 @@ def create_run(
     fragments = partition.fragments(schema, algorithm.fragments)
     genesis = []
     for index, names in enumerate(fragments):
-        data = pack({name: model.load(name).to_bytes(schema[name].dtype) for name in sorted(names)})
+        data = pack({name: _genesis_tensor(model, schema[name]) for name in sorted(names)})
         sha256 = hashlib.sha256(data).digest()
         store.put(genesis_key(run, index, sha256), data)
         genesis.append(ObjectRef(sha256=sha256, size=len(data)))
@@ -78,6 +78,13 @@ def create_run(
             raise
         return existing
     return plan
+
+
+def _genesis_tensor(model: Model, spec: ParameterSpec) -> TensorBytes:
+    value = model.load(spec.name)
+    if not value.is_finite():
+        raise NonFinite(f"the model's parameter {spec.name!r} is not finite: no run can start from it")
+    return value.to_bytes(spec.dtype)
 
 
 def check_fit(plan: RunPlan, model: Model, algorithm: DiLoCo | None) -> None:

@@ -146,13 +146,15 @@ class Run:
     def due(self) -> list[int]:
         """The fragments whose turn is this step, and that may be published.
 
-        Not those already published for the version the model holds, nor any while `in_flight` are
-        outstanding: their steps accumulate until their next turn.
+        Not those already published for the version the model holds or without a step since, nor any while
+        `in_flight` are outstanding: their steps accumulate until their next turn.
         """
         outstanding = sum(progress.published_at is not None for progress in self._progress.values())
         found = []
         for fragment in self._schedule.due(self.local_step - 1, self.local_step):
-            if self._progress[fragment].published_at is None and self._schedule.may_publish(outstanding):
+            progress = self._progress[fragment]
+            free = progress.published_at is None and progress.steps > 0
+            if free and self._schedule.may_publish(outstanding):
                 found.append(fragment)
                 outstanding += 1
         return found
