@@ -69,7 +69,7 @@ class Announcer:
             )
 
     def trim(self, standing: Standing, sealed: Sealed) -> None:
-        """Removes the stream's entries through a seal whose record is indexed, in the seal's own stream epoch."""
+        """Removes the entries through a seal whose record is indexed, if the stream epoch is the seal's."""
         self._services.reach("trim.before")
         if sealed.stream_epoch != standing.stream_epoch:
             return

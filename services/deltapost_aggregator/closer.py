@@ -124,7 +124,7 @@ class Closer:
         return found
 
     def read_record(self, before: Standing) -> Record | None:
-        """The record of head + 1 as the bucket holds it, checked to continue the head; None: definitely none."""
+        """The record of head + 1 in the bucket, checked to continue the head; None: definitely none."""
         version = before.head + 1
         key = record_key(self._context.run, self._fragment, version)
         try:
@@ -194,7 +194,7 @@ class Closer:
         return found
 
     def _put_object(self, kind: str, base: int, tensors: Mapping[str, TensorBytes]) -> ObjectRef:
-        """Uploads under a key made of content and base, and reads the bytes back before anyone relies on them."""
+        """Uploads under a key made of content and base, and reads the bytes back."""
         data = pack(tensors)
         sha256 = hashlib.sha256(data).digest()
         keys = {"anchor": anchor_key, "outer": outer_key, "update": update_key}
@@ -204,7 +204,7 @@ class Closer:
         if found.size != len(data) or hashlib.sha256(found.data).digest() != sha256:
             raise StoreError(
                 f"the {kind} {key!r} reads back as {found.size} bytes with another SHA-256",
-                hint="the store or something before it alters bytes: try DELTAPOST_S3_CHECKSUMS=when_required",
+                hint="something alters bytes on their way: try DELTAPOST_S3_CHECKSUMS=when_required",
             )
         return ObjectRef(sha256=sha256, size=len(data))
 
@@ -231,7 +231,7 @@ class Closer:
         )
 
     def _load_state(self, before: Standing) -> FragmentState:
-        """The fragment's anchor and outer state at the head: from memory, or from the objects its record names."""
+        """Anchor and outer state at the head: from memory, or from the objects its record names."""
         if self._state is not None and self._state[0] == before.head_sha256:
             return self._state[1]
         run, fragment = self._context.run, self._fragment
@@ -243,7 +243,7 @@ class Closer:
             record = rounds.record_of(self._services.ledger, run, fragment, before.head)
             if record is None:
                 raise HistoryError(
-                    f"the ledger has no record of version {before.head} of fragment {fragment} of run {run!r}",
+                    f"the ledger lacks the record of version {before.head} of fragment {fragment}, run {run!r}",
                     hint="rebuild it from the bucket: deltapost ledger rebuild",
                 )
             base = record.base

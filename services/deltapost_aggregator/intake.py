@@ -183,7 +183,7 @@ class Intake:
         return "accepted", ""
 
     def _full(self, view: OpenRound, grace_seconds: float) -> bool:
-        """Whether the round can be sealed right here: entries after this one then belong to the next round."""
+        """Whether the round can be sealed right here: entries after this one belong to the next round."""
         ready = readiness(
             accepted=view.slots,
             passed=self._context.passed(self._fragment, view.head),

@@ -165,7 +165,7 @@ class FragmentWorker:
             self._announcer.trim(standing, sealed)
 
     def _follow_stream(self, lease: Lease, standing: Standing) -> Standing:
-        """Notices a stream that was emptied, rolled back or trimmed past the position: it gets a new epoch."""
+        """Gives a stream that was emptied, rolled back or trimmed past the position a new epoch."""
         log = self._services.log
         name = log.epoch(self._stream)
         if name is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Bytes of a contribution message: base64 of it (1,868) still fits the 2 KB of S3 user metadata beside a name.
+#: Bytes of a contribution message: its base64 (1,868) fits S3's 2 KB of user metadata beside a name.
 MAX_CONTRIBUTION_BYTES: Final = 1_400
 
 #: Bytes of any other message on a stream; a round's announcement and a member's message stay far below.

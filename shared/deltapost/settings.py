@@ -33,8 +33,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  pydantic-settings passes it
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         sources = [init_settings, env_settings]
         file = os.environ.get("DELTAPOST_CONFIG")
@@ -46,7 +46,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls: type[S], **explicit: Any) -> S:
-        """The settings from `explicit` (None: not given), environment and file. Names what is wrong or missing."""
+        """The settings from `explicit` (None: not given), environment and file. Names what is wrong."""
         try:
             return cls(**{name: value for name, value in explicit.items() if value is not None})
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Every kind of envelope ends in its verdict, in SQL and in the record, and only the healthy ones move the anchor."""
+"""Every kind of envelope ends in its verdict, in SQL and record; only healthy ones move the anchor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from deltapost.ledger.engine import Ledger
+from deltapost.serialization import TensorBytes, pack, unpack
+from deltapost.serialization.messages import SignedMessage, sign_message
+from deltapost.serialization.names import delta_key
+from deltapost.stores.memory import MemoryStore
 from fixtures.pipeline import (
     LEARNERS,
     RUN,
@@ -15,12 +21,6 @@ from fixtures.pipeline import (
     learner_signing_key,
     plain_config,
 )
-
-from deltapost.ledger.engine import Ledger
-from deltapost.serialization import TensorBytes, pack, unpack
-from deltapost.serialization.messages import SignedMessage, sign_message
-from deltapost.serialization.names import delta_key
-from deltapost.stores.memory import MemoryStore
 
 MALLORY = "mallory"
 DELTA = {learner: arrays(number + 1) for number, learner in enumerate(LEARNERS)}
@@ -63,7 +63,7 @@ def pipeline(ledger: Ledger) -> Pipeline:
 
 
 def assert_answered(pipeline: Pipeline, signed: SignedMessage, verdict: str, *, version: int) -> None:
-    """The verdict stands in SQL and in the record of `version`, and the anchor is that of the healthy alone."""
+    """The verdict stands in SQL and in the record of `version`; the anchor is that of the healthy alone."""
     record = pipeline.record(version)
     assert pipeline.verdict(signed) == verdict
     assert record.verdicts()[signed.sha256] == verdict
@@ -256,7 +256,12 @@ def test_envelopes_nobody_can_be_held_to_are_counted_by_reason_in_sql_and_record
     pipeline.append(sign_message(stranger, learner_signing_key("stranger")))
     forged = pipeline.message("ada", payload)
     pipeline.append(sign_message(forged, learner_signing_key(MALLORY)))
-    stream_of_garbage = [b"", b"\xc1", b"x" * 40_000, sign_message(forged, learner_signing_key("ada")).frame[:-1]]
+    stream_of_garbage = [
+        b"",
+        b"\xc1",
+        b"x" * 40_000,
+        sign_message(forged, learner_signing_key("ada")).frame[:-1],
+    ]
     from deltapost.serialization.names import envelope_stream
 
     for data in stream_of_garbage:
@@ -303,9 +308,7 @@ def test_a_payload_is_fetched_by_the_key_we_derive_never_by_another(pipeline: Pi
 
 def test_two_contributions_of_no_weight_leave_the_round_open_and_the_anchor_alone(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, config=plain_config(quorum_size=2))
-    first, second = (
-        pipeline.post(learner, DELTA[learner], tokens=0) for learner in ("ada", "bob")
-    )
+    first, second = (pipeline.post(learner, DELTA[learner], tokens=0) for learner in ("ada", "bob"))
 
     pipeline.settle()
 

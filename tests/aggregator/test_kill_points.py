@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from _pytest.mark import ParameterSet
-from fixtures.pipeline import LEARNERS, RUN, Pipeline, arrays, learner_signing_key, plain_config
 
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
@@ -14,6 +13,7 @@ from deltapost.points import ROUND_POINTS
 from deltapost.serialization.messages import CommitMessage, read_message, sign_message
 from deltapost.serialization.names import commits_stream, envelope_stream
 from deltapost.streams import START
+from fixtures.pipeline import LEARNERS, RUN, Pipeline, arrays, learner_signing_key, plain_config
 
 ROUNDS = 3
 
@@ -162,9 +162,7 @@ def test_the_stream_is_trimmed_only_behind_what_a_record_answered(ledger: Ledger
     pipeline = new_pipeline(ledger)
     play(pipeline, lambda _point: None)
     payload = pipeline.payload(arrays(5))
-    unanswered = sign_message(
-        pipeline.message("ada", payload, version=ROUNDS), learner_signing_key("ada")
-    )
+    unanswered = sign_message(pipeline.message("ada", payload, version=ROUNDS), learner_signing_key("ada"))
 
     pipeline.append(unanswered)
 

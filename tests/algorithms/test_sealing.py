@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from fixtures.pipeline import RUN, learner_signing_key, plain_config
 
 from deltapost.algorithms.sealing import Ready, Waiting, readiness, seal_content
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.messages import ContributionMessage, SignedMessage, sign_message
 from deltapost.serialization.verdicts import Verdict
+from fixtures.pipeline import RUN, learner_signing_key, plain_config
 
 
 def decide(

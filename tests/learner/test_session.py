@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures.pipeline import AGGREGATOR_KEY, learner_signing_key
-from fixtures.served import Served, eventually, small_model
 from sqlalchemy import select
 
 import deltapost
@@ -34,6 +32,8 @@ from deltapost.serialization.names import (
     record_key,
 )
 from deltapost.serialization.records import Attestation, Observations, Record
+from fixtures.pipeline import AGGREGATOR_KEY, learner_signing_key
+from fixtures.served import Served, eventually, small_model
 
 SYNC_EVERY = 4
 CLAIMS: dict[str, Any] = {"local_step": 1, "steps": 1, "tokens": 10, "step_seconds": 0.1}
@@ -55,7 +55,7 @@ def algorithm(**settings: Any) -> deltapost.DiLoCo:
 
 
 def test_a_learner_that_moves_down_moves_the_anchor_down(served: Served) -> None:
-    """The sign and the scale of the pseudo-gradient: θ from 1.0 to 0.9, lr 1, no momentum: the anchor is 0.9."""
+    """Sign and scale of the pseudo-gradient: θ from 1.0 to 0.9, lr 1, no momentum: the anchor is 0.9."""
     model = small_model(1.0)
     with served.join(model, algorithm()) as run:
         for parameter in model.values():
@@ -344,9 +344,12 @@ def test_a_learner_id_belongs_to_the_key_that_came_first(served: Served, tmp_pat
 
 
 def test_two_processes_cannot_be_the_same_learner(served: Served) -> None:
-    with served.join(small_model(), algorithm()):
-        with pytest.raises(ConfigurationError, match="another process"):
-            served.join(small_model())
+    run = served.join(small_model(), algorithm())
+
+    with pytest.raises(ConfigurationError, match="another process"):
+        served.join(small_model())
+
+    run.leave()
 
 
 def test_a_contribution_journalled_while_the_store_is_down_is_posted_later(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Whatever bytes arrive, reading them as a message gives a signed message or MalformedMessage, nothing else."""
+"""Whatever bytes arrive, reading them gives a signed message or MalformedMessage, nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import msgpack
 import pytest
-from fixtures.pipeline import learner_signing_key
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from deltapost.serialization.messages import (
     read_message,
     sign_message,
 )
+from fixtures.pipeline import learner_signing_key
 
 KEY = learner_signing_key("ada")
 PAYLOAD = ObjectRef(sha256=hashlib.sha256(b"payload").digest(), size=7)
@@ -113,7 +113,7 @@ def test_the_largest_contribution_fits_its_limit_and_s3_metadata() -> None:
     ["steps", "tokens", "local_step", "version", "fragment"],
 )
 def test_a_bool_is_no_integer(field: str) -> None:
-    with pytest.raises(MalformedMessage, match="canonical|valid integer"):
+    with pytest.raises(MalformedMessage, match=r"canonical|valid integer"):
         read_message(frame_of(body_with(lambda plain: plain.update({field: True}))))
 
 
@@ -191,9 +191,7 @@ BODY = CONTRIBUTION.to_bytes()
         pytest.param(frame_of(nested(5_000)), id="5,000 levels"),
         pytest.param(b"x" * 20_000, id="oversize"),
         pytest.param(frame_of(BODY[:-1] + b"\xcc\x01"), id="long form of an integer"),
-        pytest.param(
-            frame_of(b"\x82" + 2 * (b"\xa4kind" + b"\xaccontribution")), id="duplicate key"
-        ),
+        pytest.param(frame_of(b"\x82" + 2 * (b"\xa4kind" + b"\xaccontribution")), id="duplicate key"),
     ],
 )
 def test_a_frame_in_any_other_form_is_malformed(frame: bytes) -> None:

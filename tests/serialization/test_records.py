@@ -6,7 +6,6 @@ import hashlib
 from typing import Any
 
 import pytest
-from fixtures.pipeline import AGGREGATOR_KEY, learner_signing_key, plain_config
 
 from deltapost.errors import ConfigurationError, MalformedMessage, SignatureRefused
 from deltapost.serialization.documents import ObjectRef, encode_canonical
@@ -21,6 +20,7 @@ from deltapost.serialization.records import (
     Record,
     SealContent,
 )
+from fixtures.pipeline import AGGREGATOR_KEY, learner_signing_key, plain_config
 
 HASH = hashlib.sha256(b"x").digest()
 REF = ObjectRef(sha256=HASH, size=100)
@@ -148,9 +148,7 @@ def test_a_record_follows_only_the_seal_it_says(change: dict[str, Any]) -> None:
 
 
 def test_an_attestation_verifies_for_its_record_and_key_only() -> None:
-    attestation = Attestation.from_bytes(
-        Attestation.make(RECORD.sha256, OBSERVED, AGGREGATOR_KEY).to_bytes()
-    )
+    attestation = Attestation.from_bytes(Attestation.make(RECORD.sha256, OBSERVED, AGGREGATOR_KEY).to_bytes())
 
     assert attestation.verify(RECORD.sha256, AGGREGATOR_KEY.public) == OBSERVED
     assert attestation.verify(RECORD.sha256, None) == OBSERVED

@@ -12,7 +12,7 @@ from deltapost.serialization.tensor import TensorBytes
 
 
 def genesis_state(specs: Sequence[ParameterSpec], theta: Mapping[str, TensorBytes]) -> FragmentState:
-    """Version 0: the genesis anchor with momentum +0. A master appears with the first round that needs one."""
+    """Version 0: the genesis anchor with momentum +0. A master comes with the first round that needs one."""
     outer = {
         f"{MOMENTUM_PREFIX}{spec.name}": TensorBytes("F32", spec.shape, bytes(4 * spec.elements))
         for spec in specs

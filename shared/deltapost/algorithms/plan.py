@@ -30,7 +30,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, manifest: Manifest) -> RunPlan:
-        """Raises ConfigurationError for another arithmetic, MalformedMessage for a plan that does not add up."""
+        """ConfigurationError: another arithmetic. MalformedMessage: a plan that does not add up."""
         if manifest.arithmetic != ARITHMETIC_VERSION:
             raise ConfigurationError(
                 f"run {manifest.run!r} uses arithmetic version {manifest.arithmetic}, "

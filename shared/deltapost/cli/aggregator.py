@@ -37,7 +37,8 @@ def aggregator(
         str | None, typer.Option(help="Run ids to serve, comma-separated, or *. [DELTAPOST_SERVE_RUNS]")
     ] = None,
     health_port: Annotated[
-        int | None, typer.Option(help="Port of /healthz and /readyz; 0: off. [DELTAPOST_AGGREGATOR_HEALTH_PORT]")
+        int | None,
+        typer.Option(help="Port of /healthz and /readyz; 0: off. [DELTAPOST_AGGREGATOR_HEALTH_PORT]"),
     ] = None,
     log: Annotated[LogForm, typer.Option(help="Form of the log on stderr.")] = LogForm.text,
 ) -> None:

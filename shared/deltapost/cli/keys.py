@@ -46,9 +46,7 @@ def generate(
 
 
 @app.command()
-def show(
-    path: Annotated[Path, typer.Argument(help="Key file.")], as_json: JsonOption = False
-) -> None:
+def show(path: Annotated[Path, typer.Argument(help="Key file.")], as_json: JsonOption = False) -> None:
     """Print the public half of a key file.
 
     Example: [bold]deltapost keys show aggregator.key[/bold]

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from deltapost import __version__
-from deltapost.cli import aggregator, demo, keys, ledger
+from deltapost.cli import aggregator, keys, ledger
+from deltapost.cli.demo import command as demo
 from deltapost.errors import DeltapostError
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Creating a run: manifest and genesis anchors, create-once, from the parameters of the first learner's model.
+"""Creating a run: manifest and genesis anchors, create-once, from the first learner's model.
 
 Whoever is first creates; everyone else finds the run there and must fit it.
 """

@@ -107,7 +107,7 @@ class Follower:
         return self.genesis(fragment)
 
     def next_commit(self, fragment: int) -> Commit | None:
-        """The newest attested version above the one seen, every record between verified; None: nothing new."""
+        """The newest attested version above the one seen, each record between verified; None: no news."""
         seen, previous = self._history.newest(fragment)
         records: list[Record] = []
         for record in self._records_from(fragment, seen + 1):

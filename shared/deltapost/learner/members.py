@@ -14,6 +14,8 @@ from deltapost.serialization.names import members_stream
 from deltapost.streams import START, MessageLog
 
 BATCH_ENTRIES = 1_000
+#: Numbers from here on are a stranger's: counting up to it takes longer than any run.
+HIGHEST_SESSION = 2**52
 
 
 def largest_session(log: MessageLog, run: str, learner: str) -> int:
@@ -30,8 +32,9 @@ def largest_session(log: MessageLog, run: str, learner: str) -> int:
                 message = read_message(entry.data or b"").message
             except MalformedMessage:
                 continue
-            if isinstance(message, JoinMessage | AliveMessage | LeaveMessage | PassMessage):
-                if (message.run, message.learner) == (run, learner) and message.session < 2**52:
-                    largest = max(largest, message.session)
+            if not isinstance(message, JoinMessage | AliveMessage | LeaveMessage | PassMessage):
+                continue
+            if (message.run, message.learner) == (run, learner) and message.session < HIGHEST_SESSION:
+                largest = max(largest, message.session)
         if len(entries) < BATCH_ENTRIES:
             return largest

@@ -81,7 +81,7 @@ class Publisher:
         return pack(entries)
 
     def publish(self, message: ContributionMessage, payload: bytes) -> Receipt:
-        """Journals and posts. Raises StoreUnavailable or StreamUnavailable: the journal then posts it later."""
+        """Journals and posts. After StoreUnavailable or StreamUnavailable the journal posts it later."""
         entry = self._journal.add(sign_message(message, self._key), payload)
         self._reach("learner.journaled")
         return self.post(entry, payload, repeated=False)
@@ -136,12 +136,12 @@ class Publisher:
         )
 
     def _check_first(self, key: str, payload: bytes) -> None:
-        """Reads a session's first upload back: a store that alters bytes is found before anyone relies on it."""
+        """Reads a session's first upload back: a store that alters bytes is found at once."""
         found = self._store.get(key, length=len(payload) + 1)
         if found.size != len(payload) or found.data != payload:
             raise StoreError(
                 f"the payload {key!r} reads back as {found.size} bytes, not the {len(payload)} uploaded",
-                hint="the store or something before it alters bytes: try DELTAPOST_S3_CHECKSUMS=when_required",
+                hint="something alters bytes on their way: try DELTAPOST_S3_CHECKSUMS=when_required",
             )
         self._read_back = True
 

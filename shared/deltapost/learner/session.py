@@ -70,7 +70,7 @@ class _Progress:
 
 
 class Run:
-    """One learner in one run. Made by `deltapost.join`; use it from one thread, as a context manager or not."""
+    """One learner in one run, made by `deltapost.join`. Use it from one thread; it is a context manager."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Run:
         metrics: Mapping[str, float] | None = None,
         final: bool = False,
     ) -> list[Receipt]:
-        """Publishes each fragment that is due; most steps none is. Raises what `publish_contribution` raises."""
+        """Publishes each fragment that is due; most steps none is. Raises as `publish_contribution` does."""
         return [self._publish_counted(fragment, loss, metrics, final) for fragment in self.due()]
 
     def publish_final(self, *, loss: float | None = None) -> list[Receipt]:
@@ -400,14 +400,14 @@ def join(
     redis_url: str | MessageLog | None = None,
     **settings: Any,
 ) -> Run:
-    """Joins a run, creating it from `model`'s parameters when it does not exist, and aligns the model with it.
+    """Joins a run, creating it from `model`'s parameters if there is none, and aligns the model with it.
 
     `model` is a torch module, or a mapping of names to torch tensors or numpy arrays; its parameters are
     overwritten by the run's newest anchor. `algorithm` and `partition` are needed only to create the run.
     `learner` is this learner's id in the run: 1 to 64 of a-z, 0-9 and '-'.
 
-    Where `store`, `redis_url` and the other `settings` (see LearnerSettings) are not given, `DELTAPOST_STORE`,
-    `DELTAPOST_REDIS_URL` … and the file that `DELTAPOST_CONFIG` names are read.
+    Where `store`, `redis_url` and the other `settings` (see LearnerSettings) are not given, they come from
+    `DELTAPOST_STORE`, `DELTAPOST_REDIS_URL` … and the file that `DELTAPOST_CONFIG` names.
 
     Raises ConfigurationError, SchemaMismatch (the model does not fit the run, naming the parameter),
     RunMismatch, SignatureRefused (the learner id belongs to another key).

@@ -28,7 +28,7 @@ class LearnerSettings(Settings):
     signing_key_file: str | None = None
     #: Where journal, pinned history and keys live. One learner's directory serves one process at a time.
     state_dir: Path = Field(default_factory=default_state_dir)
-    #: The aggregators' public key (64 hexadecimal digits): pinned in the manifest of a run this learner creates.
+    #: The aggregators' public key (64 hexadecimal digits), pinned in the manifest of a run created here.
     aggregator_key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     #: Seconds a learner counts as live after a message; `alive` goes out at a third of it.
     learner_lease_seconds: Annotated[float, Field(gt=0)] = LEARNER_LEASE_SECONDS

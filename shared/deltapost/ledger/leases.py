@@ -34,7 +34,7 @@ class Lease:
 def acquire(
     ledger: Ledger, run: str, fragment: int, owner: str, *, take_own: bool, seconds: float = LEASE_SECONDS
 ) -> Lease | None:
-    """Takes the fragment's lease if it is free or ran out, or, with `take_own`, if it bears this owner's name.
+    """Takes the fragment's lease if it is free or ran out or, with `take_own`, bears this owner's name.
 
     `take_own` is for a process that has just started: what it held before its restart is its own. None when
     another owner holds the lease.

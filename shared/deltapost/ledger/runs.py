@@ -16,7 +16,7 @@ from deltapost.serialization.records import Manifest
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a fragment stands: its head, the head's hash, and the stream position up to which all is decided."""
+    """Where a fragment stands: its head with its hash, and the position up to which all is decided."""
 
     head: int
     head_sha256: bytes
@@ -26,7 +26,7 @@ class Standing:
 
 
 def admit(ledger: Ledger, manifest: Manifest) -> bool:
-    """Copies a run from its manifest; True when it is new. Raises RunMismatch for another manifest of its name."""
+    """Copies a run from its manifest; True when it is new. RunMismatch: another manifest of its name."""
     data = manifest.to_bytes()
     sha256 = manifest.sha256
     with ledger.write() as session:
@@ -85,7 +85,7 @@ def learner_keys(ledger: Ledger, run: str) -> dict[str, bytes]:
     """Public key by learner id, as far as the ledger knows them."""
     with ledger.read() as session:
         rows = session.execute(select(LearnerRow.learner, LearnerRow.public_key).where(LearnerRow.run == run))
-        return {learner: key for learner, key in rows}
+        return {row.learner: row.public_key for row in rows}
 
 
 def add_learner(ledger: Ledger, run: str, learner: str, public_key: bytes, first_version: int) -> None:

@@ -50,7 +50,7 @@ class Document(BaseModel):
 
     @classmethod
     def from_bytes(cls: type[D], data: bytes, *, limit: int = MAX_DOCUMENT_BYTES) -> D:
-        """Reads exactly what `to_bytes` wrote; anything else is MalformedMessage naming the type and field."""
+        """Reads exactly what `to_bytes` wrote; anything else is MalformedMessage, naming type and field."""
         return cls.from_plain(decode_plain(data, what=cls.__name__, limit=limit), data)
 
     @classmethod
@@ -83,7 +83,7 @@ class ObjectRef(Document):
 
 
 def encode_canonical(value: object) -> bytes:
-    """Canonical msgpack of plain values (None, bool, int, finite float, str, bytes, sequences, text-keyed maps)."""
+    """Canonical msgpack of None, bool, int, finite float, str, bytes, sequences and text-keyed maps."""
     packed: bytes = msgpack.packb(_canonical(value), use_bin_type=True, strict_types=True)
     return packed
 
@@ -117,7 +117,7 @@ def decode_plain(data: bytes, *, what: str, limit: int) -> Any:
         return msgpack.unpackb(data, raw=False, use_list=False, strict_map_key=True, ext_hook=_no_extension)
     except MalformedMessage:
         raise
-    except Exception as error:  # noqa: BLE001  msgpack raises ValueError, TypeError, UnicodeDecodeError, StackError …
+    except Exception as error:  # noqa: BLE001  ValueError, TypeError, UnicodeDecodeError …
         raise MalformedMessage(f"{what}: not readable as msgpack: {type(error).__name__}") from None
 
 

@@ -228,7 +228,8 @@ class Attestation(Document):
         """
         if self.record != record_sha256:
             raise SignatureRefused(
-                f"the attestation is of record {self.record.hex()[:16]}…, expected {record_sha256.hex()[:16]}…"
+                f"the attestation is of record {self.record.hex()[:16]}…, "
+                f"expected {record_sha256.hex()[:16]}…"
             )
         if aggregator_key is not None and self.public_key != aggregator_key:
             raise SignatureRefused(
