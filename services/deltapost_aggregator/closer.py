@@ -243,7 +243,7 @@ class Closer:
             record = rounds.record_of(self._services.ledger, run, fragment, before.head)
             if record is None:
                 raise HistoryError(
-                    f"the ledger lacks the record of version {before.head} of fragment {fragment}, run {run!r}",
+                    f"the ledger lacks record {before.head} of fragment {fragment} of run {run!r}",
                     hint="rebuild it from the bucket: deltapost ledger rebuild",
                 )
             base = record.base

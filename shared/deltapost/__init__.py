@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from deltapost.algorithms.diloco import DiLoCo, Rda, WeightedMean
     from deltapost.algorithms.partition import ByBytes, ByPattern, Strided
     from deltapost.errors import DeltapostError
+    from deltapost.learner.joining import join
     from deltapost.learner.publishing import Receipt
-    from deltapost.learner.session import Aligned, Run, join
+    from deltapost.learner.session import Aligned, Run
 
 __all__ = [
     "Aligned",
@@ -51,7 +52,7 @@ _HOMES = {
     "Run": "deltapost.learner.session",
     "Strided": "deltapost.algorithms.partition",
     "WeightedMean": "deltapost.algorithms.diloco",
-    "join": "deltapost.learner.session",
+    "join": "deltapost.learner.joining",
 }
 
 

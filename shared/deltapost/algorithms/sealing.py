@@ -188,7 +188,7 @@ def seal_content(
     over_quota: Mapping[str, int],
     quorum_size: int,
 ) -> SealContent:
-    """What the seal of the round from `head` to `head + 1` fixes, from the verdicts no record answered yet."""
+    """What the seal of the round from `head` to `head + 1` fixes, from the verdicts not answered yet."""
     claims = sorted(
         (Claim.of(signed) for signed, verdict in rows if verdict == "accepted"),
         key=lambda claim: claim.learner,

@@ -46,6 +46,7 @@ def train(number: int, settings: DemoSettings) -> None:
     context = model.size.context
     with deltapost.join(settings.run, model, settings.algorithm(), learner=learner) as run:
         optimizer = build_optimizer(model, settings.learning_rate)
+        rates = [group["lr"] for group in optimizer.param_groups]
         say(event="joined", versions=run.versions, step=run.local_step)
         reported, steps = 0.0, 0
         smoothed: float | None = None
@@ -57,6 +58,9 @@ def train(number: int, settings: DemoSettings) -> None:
                 batch_size=settings.batch_size,
                 context=context,
             )
+            warmth = min(1.0, (run.local_step + 1) / settings.warmup_steps)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * warmth
             loss = training_loss(model, batch)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

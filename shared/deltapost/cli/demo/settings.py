@@ -20,11 +20,13 @@ class DemoSettings:
     delta_dtype: str = "F4"
     commit_dtype: str = "F4"
     #: Inner steps between two publications of a fragment (H).
-    sync_every: int = 24
-    learning_rate: float = 4e-3
+    sync_every: int = 30
+    learning_rate: float = 3e-3
+    #: Steps over which the learning rate rises to its value.
+    warmup_steps: int = 30
     outer_lr: float = 0.7
     outer_momentum: float = 0.6
-    batch_size: int = 8
+    batch_size: int = 4
     seed: int = 1
 
     def algorithm(self) -> DiLoCo:

@@ -1,0 +1,160 @@
+"""join(): finds or creates the run, proves who the learner is, and brings the model to the newest anchors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from deltapost.adapters import wrap_model
+from deltapost.algorithms.diloco import DiLoCo
+from deltapost.algorithms.partition import ByBytes, Partition
+from deltapost.algorithms.plan import RunPlan
+from deltapost.errors import ConfigurationError, ObjectConflict, SignatureRefused
+from deltapost.learner.courier import Courier, CourierTimes
+from deltapost.learner.creating import check_fit, create_run, find_plan
+from deltapost.learner.files import DirectoryLock
+from deltapost.learner.following import Follower
+from deltapost.learner.history import History
+from deltapost.learner.journal import Journal
+from deltapost.learner.members import largest_session
+from deltapost.learner.publishing import Publisher
+from deltapost.learner.session import Run
+from deltapost.learner.settings import LearnerSettings
+from deltapost.points import kill_from_environment
+from deltapost.serialization.messages import RunMessage, sign_message
+from deltapost.serialization.names import RUNS_STREAM, check_id, commits_stream, learner_key
+from deltapost.serialization.signing import SigningKey
+from deltapost.settings import reveal
+from deltapost.stores import ObjectStore, open_store
+from deltapost.streams import START, MessageLog, open_log
+
+logger = logging.getLogger(__name__)
+
+#: Entries kept in the stream on which runs are announced.
+MAX_RUNS_ENTRIES = 10_000
+
+
+def join(
+    run: str,
+    model: Any,
+    algorithm: DiLoCo | None = None,
+    *,
+    learner: str,
+    partition: Partition | None = None,
+    store: str | ObjectStore | None = None,
+    redis_url: str | MessageLog | None = None,
+    **settings: Any,
+) -> Run:
+    """Joins a run, creating it from `model`'s parameters if there is none, and aligns the model with it.
+
+    `model` is a torch module, or a mapping of names to torch tensors or numpy arrays; its parameters are
+    overwritten by the run's newest anchor. `algorithm` and `partition` are needed only to create the run.
+    `learner` is this learner's id in the run: 1 to 64 of a-z, 0-9 and '-'.
+
+    Where `store`, `redis_url` and the other `settings` (see LearnerSettings) are not given, they come from
+    `DELTAPOST_STORE`, `DELTAPOST_REDIS_URL` … and the file that `DELTAPOST_CONFIG` names.
+
+    Raises ConfigurationError, SchemaMismatch (the model does not fit the run, naming the parameter),
+    RunMismatch, SignatureRefused (the learner id belongs to another key).
+    """
+    check_id("run", run)
+    check_id("learner", learner)
+    config = LearnerSettings.read(
+        store=store if isinstance(store, str) else ("memory://given" if store is not None else None),
+        redis_url=redis_url
+        if isinstance(redis_url, str)
+        else ("memory://given" if redis_url is not None else None),
+        **settings,
+    )
+    config.prepare_state()
+    opened_store = open_store(config.store) if store is None or isinstance(store, str) else store
+    log = open_log(reveal(config.redis_url)) if redis_url is None or isinstance(redis_url, str) else redis_url
+    key = SigningKey.load_or_create(config.key_file(learner))
+    wrapped = wrap_model(model)
+    plan = find_plan(opened_store, run)
+    if plan is None:
+        if algorithm is None:
+            raise ConfigurationError(
+                f"run {run!r} does not exist in the store",
+                hint="pass an algorithm, such as DiLoCo.streaming(), to create it",
+            )
+        plan = create_run(
+            opened_store,
+            run,
+            wrapped,
+            algorithm,
+            key,
+            partition=partition or ByBytes(),
+            aggregator_key=config.pinned_aggregator_key(),
+        )
+    check_fit(plan, wrapped, algorithm)
+    _claim_id(opened_store, run, learner, key)
+    directory = config.state_dir / "runs" / run / learner
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock(directory, what=f"learner {learner!r} of run {run!r}")
+    try:
+        history = History(
+            directory / "history", manifest_sha256=plan.manifest_sha256, fragments=len(plan.fragments)
+        )
+        journal = Journal(directory / "journal")
+        follower = Follower(
+            opened_store, plan, history, wrapped.backend, aggregator_key=config.pinned_aggregator_key()
+        )
+        publisher = Publisher(
+            opened_store, log, plan, key, learner, journal, kill_from_environment(os.environ)
+        )
+        commits = log.bounds(commits_stream(run))
+        _announce_run(log, plan, key)
+        courier = Courier(
+            run=run,
+            learner=learner,
+            key=key,
+            log=log,
+            follower=follower,
+            journal=journal,
+            publisher=publisher,
+            lock=threading.RLock(),
+            times=CourierTimes(
+                poll=config.poll_seconds,
+                alive=config.learner_lease_seconds / 3,
+                repost=config.repost_seconds,
+            ),
+            session=history.next_session(largest_session(log, run, learner)),
+            position=commits.last_id if commits is not None else START,
+        )
+        joined = Run(
+            plan=plan,
+            learner=learner,
+            model=wrapped,
+            key=key,
+            publisher=publisher,
+            follower=follower,
+            journal=journal,
+            courier=courier,
+            directory_lock=lock,
+        )
+        joined.start()
+    except BaseException:
+        lock.release()
+        raise
+    logger.info("joined", extra={"run": run, "learner": learner, "versions": joined.versions})
+    return joined
+
+
+def _claim_id(store: ObjectStore, run: str, learner: str, key: SigningKey) -> None:
+    """Registers the id's key, create-once: whoever was first owns the id."""
+    try:
+        store.put(learner_key(run, learner), key.public)
+    except ObjectConflict:
+        raise SignatureRefused(
+            f"learner id {learner!r} of run {run!r} belongs to another key than {key.public.hex()[:16]}…",
+            hint="use the key file it was registered with (DELTAPOST_SIGNING_KEY_FILE), or another id",
+        ) from None
+
+
+def _announce_run(log: MessageLog, plan: RunPlan, key: SigningKey) -> None:
+    """Tells aggregators that there is this run; each learner that joins says it again."""
+    message = RunMessage(run=plan.run, manifest=plan.manifest_sha256, public_key=key.public)
+    log.append(RUNS_STREAM, sign_message(message, key).frame, max_length=MAX_RUNS_ENTRIES)
