@@ -272,7 +272,8 @@ def verdicts(ledger: Ledger, run: str) -> dict[str, int]:
     with ledger.read() as session:
         rows = session.execute(
             text(
-                "SELECT verdict, count(*) AS envelopes FROM contributions WHERE run = :run GROUP BY verdict ORDER BY 1"
+                "SELECT verdict, count(*) AS envelopes FROM contributions "
+                "WHERE run = :run GROUP BY verdict ORDER BY verdict"
             ),
             {"run": run},
         )
