@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -12,46 +11,15 @@ from sqlalchemy import select
 
 import deltapost
 from deltapost.errors import (
-    ConfigurationError,
-    ForkedHistory,
-    MalformedMessage,
-    NonFinite,
-    RunMismatch,
-    SchemaMismatch,
-    SignatureRefused,
     StoreUnavailable,
 )
-from deltapost.ledger.tables import ContributionRow, ParticipantRow, RoundRow
-from deltapost.serialization import pack
-from deltapost.serialization.documents import ObjectRef
+from deltapost.ledger.tables import ContributionRow, ParticipantRow
 from deltapost.serialization.names import (
-    anchor_key,
-    attestation_key,
     envelope_stream,
     members_stream,
-    record_key,
 )
-from deltapost.serialization.records import Attestation, Observations, Record
-from fixtures.pipeline import AGGREGATOR_KEY, learner_signing_key
-from fixtures.served import Served, eventually, small_model
-
-SYNC_EVERY = 4
-CLAIMS: dict[str, Any] = {"local_step": 1, "steps": 1, "tokens": 10, "step_seconds": 0.1}
-
-
-def algorithm(**settings: Any) -> deltapost.DiLoCo:
-    return deltapost.DiLoCo(
-        **{
-            "sync_every": SYNC_EVERY,
-            "fragments": 2,
-            "in_flight": 2,
-            "outer_lr": 1.0,
-            "outer_momentum": 0.0,
-            "merge": deltapost.WeightedMean(),
-            "grace_seconds": 0.0,
-            **settings,
-        }
-    )
+from fixtures.pipeline import learner_signing_key
+from fixtures.served import CLAIMS, SYNC_EVERY, Served, algorithm, eventually, small_model
 
 
 def test_a_learner_that_moves_down_moves_the_anchor_down(served: Served) -> None:
@@ -262,96 +230,6 @@ def test_a_barrier_waits_for_its_commit(served: Served) -> None:
     np.testing.assert_array_equal(model["a"], np.full((4, 5), -6.0, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("delta", "error", "words"),
-    [
-        ({"a": np.zeros((4, 5), np.float32)}, SchemaMismatch, "'b'"),
-        ({"b": np.zeros((8,), np.float32)}, SchemaMismatch, "shape"),
-        ({"b": np.full(7, np.nan, np.float32)}, NonFinite, "'b'"),
-        ({"b": np.full(7, np.inf, np.float32)}, NonFinite, "'b'"),
-    ],
-)
-def test_a_delta_that_cannot_be_right_is_refused_before_anything_leaves(
-    served: Served, delta: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with served.join(small_model(), algorithm()) as run:
-        with pytest.raises(error, match=words):
-            run.publish_contribution(1, 0, delta=delta, **CLAIMS)
-
-        assert run._journal.unanswered() == []
-        assert list(served.store.list("tiny/deltas/")) == []
-        assert served.log.length(envelope_stream("tiny", 1)) == 0
-
-
-@pytest.mark.parametrize(
-    "claims",
-    [
-        {"steps": -1},
-        {"tokens": 1.5},
-        {"step_seconds": float("nan")},
-        {"loss": float("inf")},
-        {"metrics": {"Bad Name": 1.0}},
-        {"metrics": {f"m{number}": 0.0 for number in range(17)}},
-    ],
-)
-def test_claims_out_of_range_are_refused_at_once(served: Served, claims: dict[str, Any]) -> None:
-    with served.join(small_model(), algorithm()) as run:
-        with pytest.raises(MalformedMessage):
-            run.publish_contribution(0, 0, delta=small_model(0.5), **{**CLAIMS, **claims})
-
-        assert run._journal.unanswered() == []
-
-
-def test_exactly_one_form_of_delta_is_taken(served: Served) -> None:
-    with served.join(small_model(), algorithm()) as run:
-        for given in ({}, {"anchor": run.anchor(0)}, {"delta": small_model(), "theta": small_model()}):
-            with pytest.raises(TypeError, match="either delta"):
-                run.publish_contribution(0, 0, **given, **CLAIMS)
-        with pytest.raises(ConfigurationError, match="fragment 7"):
-            run.publish_contribution(7, 0, delta=small_model(), **CLAIMS)
-
-
-def test_a_model_that_does_not_fit_the_run_is_named(served: Served) -> None:
-    served.join(small_model(), algorithm()).leave()
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"a": np.zeros((4, 5), np.float32)}, "'b'"),
-        ({**small_model(), "c": np.zeros(1, np.float32)}, "'c'"),
-        ({**small_model(), "b": np.zeros(8, np.float32)}, "'b'"),
-        ({**small_model(), "a": np.zeros((4, 5), np.float16)}, "F16"),
-    ]
-    for model, words in wrong:
-        with pytest.raises(SchemaMismatch, match=words):
-            served.join(model, learner="bob")
-
-
-def test_an_algorithm_other_than_the_runs_is_refused_with_both_values(served: Served) -> None:
-    served.join(small_model(), algorithm()).leave()
-
-    with pytest.raises(ConfigurationError, match=r"outer_lr = 1\.0, this learner asks for 0\.5"):
-        served.join(small_model(), algorithm(outer_lr=0.5), learner="bob")
-
-
-def test_a_run_that_does_not_exist_needs_an_algorithm(served: Served) -> None:
-    with pytest.raises(ConfigurationError, match=r"does not exist.*algorithm"):
-        served.join(small_model())
-
-
-def test_a_learner_id_belongs_to_the_key_that_came_first(served: Served, tmp_path: Any) -> None:
-    served.join(small_model(), algorithm()).leave()
-
-    with pytest.raises(SignatureRefused, match="'ada'"):
-        served.join(small_model(), state_dir=tmp_path / "elsewhere")
-
-
-def test_two_processes_cannot_be_the_same_learner(served: Served) -> None:
-    run = served.join(small_model(), algorithm())
-
-    with pytest.raises(ConfigurationError, match="another process"):
-        served.join(small_model())
-
-    run.leave()
-
-
 def test_a_contribution_journalled_while_the_store_is_down_is_posted_later(served: Served) -> None:
     with served.join(small_model(), algorithm(), repost_seconds=0.1) as run:
         put = served.store.put
@@ -378,115 +256,3 @@ def test_a_redis_that_forgot_everything_loses_nothing(served: Served) -> None:
         run.publish_contribution(0, 1, delta=small_model(0.5), **CLAIMS)
 
         assert run.wait_for(0, 2, timeout=10)
-
-
-def fork(served: Served, version: int) -> None:
-    """Another record, properly attested, takes the place of the one at `version` of fragment 0."""
-    record = Record.from_bytes(served.store.get(record_key("tiny", 0, version)).data)
-    other = record.model_copy(update={"unverified": {"malformed": 7}})
-    observations = Observations(
-        owner="x", lease_epoch=1, stream_epoch="", position="0-0", committed_at="2026-11-30T00:00:00+00:00"
-    )
-    attestation = Attestation.make(other.sha256, observations, AGGREGATOR_KEY)
-    for key, data in [
-        (record_key("tiny", 0, version), other.to_bytes()),
-        (attestation_key("tiny", 0, version), attestation.to_bytes()),
-    ]:
-        served.store.delete(key)
-        served.store.put(key, data)
-
-
-def commit_two_versions(served: Served) -> None:
-    with served.join(small_model(), algorithm()) as run:
-        for version in range(2):
-            run.publish_contribution(0, version, delta=small_model(0.5), **CLAIMS)
-            assert run.wait_for(0, version + 1, timeout=10)
-    served.stop()
-
-
-def test_a_learner_refuses_another_record_at_a_version_it_has_seen(served: Served) -> None:
-    commit_two_versions(served)
-    fork(served, 2)
-
-    with pytest.raises(ForkedHistory, match="version 2 was seen"):
-        served.join(small_model())
-
-
-def test_a_learner_refuses_a_bucket_that_went_back(served: Served) -> None:
-    commit_two_versions(served)
-    served.store.delete(record_key("tiny", 0, 2))
-
-    with pytest.raises(ForkedHistory, match="version 2 was seen"):
-        served.join(small_model())
-
-
-def test_a_learner_follows_no_record_that_another_key_attests(served: Served) -> None:
-    commit_two_versions(served)
-    record = Record.from_bytes(served.store.get(record_key("tiny", 0, 2)).data)
-    attestation = Attestation.from_bytes(served.store.get(attestation_key("tiny", 0, 2)).data)
-    forged = Attestation.make(
-        record.sha256,
-        Observations.from_bytes(attestation.observations),
-        learner_signing_key("mallory"),
-    )
-    served.store.delete(attestation_key("tiny", 0, 2))
-    served.store.put(attestation_key("tiny", 0, 2), forged.to_bytes())
-
-    with pytest.raises(SignatureRefused, match="aggregator key"):
-        served.join(small_model(), learner="bob")
-
-
-def test_a_learner_waits_for_the_attestation_of_a_record(served: Served) -> None:
-    commit_two_versions(served)
-    served.store.delete(attestation_key("tiny", 0, 2))
-
-    with served.join(small_model(), learner="bob") as run:
-        assert run.version(0) == 1
-
-
-def test_an_anchor_with_other_bytes_is_refused(served: Served) -> None:
-    commit_two_versions(served)
-    record = Record.from_bytes(served.store.get(record_key("tiny", 0, 2)).data)
-    key = anchor_key("tiny", 0, 1, record.anchor.sha256)
-    data = served.store.get(key).data
-    served.store.delete(key)
-    served.store.put(key, data[:-1] + bytes([data[-1] ^ 1]))
-
-    with pytest.raises(deltapost.DeltapostError, match="does not have the bytes"):
-        served.join(small_model(), learner="bob")
-
-
-def test_a_run_made_anew_under_the_same_name_is_refused(served: Served) -> None:
-    served.join(small_model(), algorithm()).leave()
-    served.stop()
-    for info in list(served.store.list("tiny/")):
-        served.store.delete(info.key)
-
-    with pytest.raises(RunMismatch, match="manifest"):
-        served.join(small_model(1.0), algorithm())
-
-
-def test_two_learners_that_create_the_same_run_at_once_get_one_run(served: Served) -> None:
-    with (
-        served.join(small_model(), algorithm()) as one,
-        served.join(small_model(5.0), algorithm(), learner="bob") as two,
-    ):
-        genesis = pack(one.anchor(0))
-
-        assert one.plan.manifest_sha256 == two.plan.manifest_sha256
-        assert two.anchor(0) == one.anchor(0)
-        assert one.plan.manifest.genesis[0] == ObjectRef(
-            sha256=hashlib.sha256(genesis).digest(), size=len(genesis)
-        )
-
-
-def test_runs_with_equal_learner_names_do_not_meet(served: Served) -> None:
-    with (
-        served.join(small_model(), algorithm(), run="one") as one,
-        served.join(small_model(), algorithm(), run="two") as two,
-    ):
-        one.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
-        assert one.wait_for(0, 1, timeout=10)
-        assert two.versions == [0, 0]
-    with served.ledger.read() as session:
-        assert {row.run for row in session.scalars(select(RoundRow))} == {"one"}
