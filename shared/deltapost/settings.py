@@ -7,6 +7,7 @@ carry a password are SecretStr: they never show in repr, logs or error messages.
 from __future__ import annotations
 
 import os
+import tomllib
 from typing import Any, TypeVar
 
 from pydantic import SecretStr, ValidationError
@@ -49,6 +50,10 @@ class Settings(BaseSettings):
         """The settings from `explicit` (None: not given), environment and file. Names what is wrong."""
         try:
             return cls(**{name: value for name, value in explicit.items() if value is not None})
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ConfigurationError(
+                f"the file {os.environ.get('DELTAPOST_CONFIG')!r} cannot be read as TOML: {error}"
+            ) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = str(first["loc"][0]) if first["loc"] else "settings"

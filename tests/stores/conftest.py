@@ -14,7 +14,7 @@ from fixtures.http_proxy import Proxy, http_proxy
 from fixtures.s3 import S3Server
 
 #: The smallest part that S3 allows, so that a test needs no large object to see several.
-PART_BYTES = 5 * 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
 
 OpenS3 = Callable[..., ObjectStore]
 

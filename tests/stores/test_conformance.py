@@ -13,7 +13,7 @@ from deltapost.errors import ObjectConflict, ObjectMissing, StoreError
 from deltapost.stores import Blob, ObjectInfo, ObjectStore
 from deltapost.stores.probe import probe
 
-PART_BYTES = 5 * 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
 KEY = "run/deltas/learner/0001/0000000007/digest"
 
 

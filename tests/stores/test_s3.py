@@ -19,7 +19,7 @@ from fixtures.http_proxy import Exchange, Proxy
 from fixtures.ports import free_ports
 from fixtures.s3 import S3Server
 
-PART_BYTES = 5 * 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
 LARGE = bytes(range(256)) * (3 * PART_BYTES // 256) + b"!"
 OpenS3 = Callable[..., ObjectStore]
 

@@ -8,7 +8,7 @@ from pydantic import Field, FilePath, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from deltapost.errors import ConfigurationError
-from deltapost.limits import UPLOAD_PART_BYTES
+from deltapost.limits import MAX_DOCUMENT_BYTES, UPLOAD_PART_BYTES
 
 _MIB: Final = 1024 * 1024
 
@@ -45,7 +45,11 @@ class StoreSettings(BaseSettings):
         "when_supported", description="when_required: for servers that do not know S3's newer checksums"
     )
     part_bytes: int = Field(
-        UPLOAD_PART_BYTES, ge=5 * _MIB, le=5 * 1024 * _MIB, description="above this size an upload has parts"
+        UPLOAD_PART_BYTES,
+        # A record must be one PUT: where several multipart uploads race, some servers let more than one win.
+        ge=MAX_DOCUMENT_BYTES,
+        le=5 * 1024 * _MIB,
+        description="above this size an upload has parts",
     )
     connect_seconds: float = Field(5.0, gt=0, description="time-out of a connection")
     read_seconds: float = Field(60.0, gt=0, description="time-out between two pieces of a reply")
