@@ -76,7 +76,7 @@ def test_an_aggregator_refuses_a_ledger_that_is_not_migrated_and_says_the_comman
         "aggregator",
         "--redis-url=redis://127.0.0.1:1",
         f"--store=file://{tmp_path / 'store'}",
-        f"--ledger-url=sqlite:///{tmp_path / 'ledger.db'}",
+        f"--ledger=sqlite:///{tmp_path / 'ledger.db'}",
         f"--signing-key-file={key}",
     )
 

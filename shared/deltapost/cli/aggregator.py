@@ -25,7 +25,8 @@ def aggregator(
         str | None, typer.Option(help="s3://bucket/prefix or file:///dir. [DELTAPOST_STORE]")
     ] = None,
     ledger_url: Annotated[
-        str | None, typer.Option(help="postgresql://… or sqlite:///PATH. [DELTAPOST_LEDGER_URL]")
+        str | None,
+        typer.Option("--ledger", help="postgresql://… or sqlite:///PATH. [DELTAPOST_LEDGER_URL]"),
     ] = None,
     signing_key_file: Annotated[
         str | None, typer.Option(help="The aggregators' key. [DELTAPOST_SIGNING_KEY_FILE]")
@@ -48,7 +49,7 @@ def aggregator(
     DELTAPOST_CONFIG names.
 
     Example: [bold]deltapost aggregator --redis-url redis://localhost --store file:///srv/runs
-    --ledger-url sqlite:///ledger.db --signing-key-file aggregator.key[/bold]
+    --ledger sqlite:///ledger.db --signing-key-file aggregator.key[/bold]
     """
     from deltapost_aggregator.service import AggregatorService, open_services
     from deltapost_aggregator.settings import AggregatorSettings

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltapost.ledger import Ledger, open_ledger, revisions
 from deltapost.settings import reveal
-from deltapost_ledger import LedgerSettings
-from deltapost_ledger import main as serve_ledger
+
+# SQLAlchemy and FastAPI are imported by the commands that use them: `--help` answers at once.
+if TYPE_CHECKING:
+    from deltapost.ledger import Ledger
 
 app = typer.Typer(
     name="ledger",
@@ -31,8 +33,14 @@ LedgerUrl = Annotated[
 ]
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
 @contextmanager
 def _opened(url: str | None) -> Iterator[Ledger]:
+    from deltapost.ledger import open_ledger
+    from deltapost_ledger import LedgerSettings
+
     ledger = open_ledger(reveal(LedgerSettings.read(ledger_url=url).ledger_url))
     try:
         yield ledger
@@ -41,11 +49,20 @@ def _opened(url: str | None) -> Iterator[Ledger]:
 
 
 @app.command(epilog="Example: deltapost ledger migrate --ledger postgresql://deltapost@db/ledger")
-def migrate(ledger: LedgerUrl = None) -> None:
+def migrate(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
     """Bring the schema up to this release's revision. Safe to repeat, and to run twice at once."""
+    from deltapost.ledger import revisions
+
     with _opened(ledger) as opened:
         revision = revisions.migrate(opened)
-        typer.echo(f"{opened.name} is at revision {revision}")
+        _say(opened, revision, as_json)
+
+
+def _say(ledger: Ledger, revision: str | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"ledger": ledger.name, "revision": revision}))
+    else:
+        typer.echo(f"{ledger.name} is at revision {revision or 'base'}")
 
 
 @app.command(epilog="Example: deltapost ledger downgrade base --yes --ledger sqlite:///ledger.db")
@@ -53,21 +70,26 @@ def downgrade(
     revision: Annotated[str, typer.Argument(metavar="REVISION", help="A revision, or `base` for no schema.")],
     ledger: LedgerUrl = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Take the schema down. What the removed tables held is gone; the bucket keeps the records."""
+    from deltapost.ledger import revisions
+
     with _opened(ledger) as opened:
         if not yes:
             typer.confirm(f"Take {opened.name} down to {revision} and lose what that drops?", abort=True)
         reached = revisions.downgrade(opened, revision)
-        typer.echo(f"{opened.name} is at revision {reached or 'base'}")
+        _say(opened, reached, as_json)
 
 
 @app.command(epilog="Example: deltapost ledger status --ledger sqlite:///ledger.db")
-def status(ledger: LedgerUrl = None) -> None:
+def status(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
     """Say whether the ledger has this release's schema. Exit status 1 when it does not."""
+    from deltapost.ledger import revisions
+
     with _opened(ledger) as opened:
         opened.check_revision()
-        typer.echo(f"{opened.name} is at revision {revisions.head()}, which this release works with")
+        _say(opened, revisions.head(), as_json)
 
 
 @app.command(epilog="Example: deltapost ledger serve --port 8800 --ledger sqlite:///ledger.db")
@@ -83,4 +105,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve runs, rounds, participants and verdicts as JSON, until stopped."""
+    from deltapost_ledger import LedgerSettings
+    from deltapost_ledger import main as serve_ledger
+
     serve_ledger(LedgerSettings.read(ledger_url=ledger, ledger_host=host, ledger_port=port))
