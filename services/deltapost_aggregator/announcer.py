@@ -9,14 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from deltapost.algorithms.sealing import Decision, Judged
+from deltapost.algorithms.sealing import Decision, Judged, Repeated
 from deltapost.errors import StreamError
 from deltapost.ledger import rounds
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
 from deltapost.limits import MAX_COMMITS_ENTRIES
-from deltapost.serialization.messages import AdviceMessage, CommitMessage, Message, sign_message
+from deltapost.serialization.messages import (
+    AdviceMessage,
+    CommitMessage,
+    ContributionMessage,
+    Message,
+    sign_message,
+)
 from deltapost.serialization.names import commits_stream, envelope_stream
 from deltapost_aggregator.context import RunContext
 
@@ -48,17 +54,26 @@ class Announcer:
         rounds.announced(self._services.ledger, lease, standing.head)
 
     def advise(self, lease: Lease, decisions: Iterable[Decision]) -> None:
-        """Tells learners of envelopes that were not accepted. Best effort: a record will say it for good."""
+        """Tells learners of envelopes that were not accepted: at each delivery until a record says it.
+
+        Best effort: advice that is lost is given again when the learner posts the envelope again.
+        """
+        refused = {
+            decision.signed.sha256: decision
+            for decision in decisions
+            if isinstance(decision, Judged) or (isinstance(decision, Repeated) and decision.provisional)
+        }
         try:
-            for decision in decisions:
-                if isinstance(decision, Judged) and decision.verdict != "accepted":
+            for envelope, decision in refused.items():
+                message = decision.signed.message
+                if decision.verdict != "accepted" and isinstance(message, ContributionMessage):
                     self._append(
                         AdviceMessage(
                             run=lease.run,
                             fragment=lease.fragment,
-                            version=decision.message.version,
-                            learner=decision.message.learner,
-                            envelope=decision.signed.sha256,
+                            version=message.version,
+                            learner=message.learner,
+                            envelope=envelope,
                             verdict=decision.verdict,
                         )
                     )

@@ -68,7 +68,7 @@ class Closer:
         self._aggregator = context.plan.aggregator(fragment, context.services.backend)
         self._state: tuple[bytes, FragmentState] | None = None
 
-    def close(self, lease: Lease, before: Standing, sealed: Sealed, stages: Stages) -> Record:
+    def close(self, lease: Lease, before: Standing, sealed: Sealed, stages: Stages) -> rounds.Indexed:
         """Commits the sealed round and indexes whichever record decides it. Raises LeaseLost, StoreError …"""
         reach, store, monotonic = self._services.reach, self._services.store, self._services.monotonic
         started = monotonic()
@@ -117,11 +117,11 @@ class Closer:
             )
         reach("record.read_back")
         stages.sync = monotonic() - started
-        self.index(lease, before, found, stages, sealed)
+        indexed = self.index(lease, before, found, stages, sealed)
         if found.sha256 == record.sha256:
             self._state = (record.sha256, result.state)
         self._cache.clear()
-        return found
+        return indexed
 
     def read_record(self, before: Standing) -> Record | None:
         """The record of head + 1 in the bucket, checked to continue the head; None: definitely none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deltapost.adapters import Backend
@@ -15,6 +15,7 @@ from deltapost.errors import MalformedMessage, ObjectMissing
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger
 from deltapost.points import Reach, nothing
+from deltapost.serialization.messages import MemberMessage
 from deltapost.serialization.names import learner_key
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
@@ -78,18 +79,34 @@ class RunContext:
         self._liveness = Liveness(services.settings.learner_lease_seconds, plan.config.stall_after_seconds)
         self._keys = runs.learner_keys(services.ledger, plan.run)
         self._unknown_until: dict[str, float] = {}
-        self.members_read = False
+        self._members_known = False
 
     @property
     def run(self) -> str:
         return self.plan.run
 
-    def liveness(self) -> tuple[threading.Lock, Liveness]:
-        return self._lock, self._liveness
+    def members(
+        self, messages: Sequence[MemberMessage], listened: float, *, whole: bool
+    ) -> list[MemberMessage]:
+        """Takes in what one read of the members stream brought, at once; returns the messages that counted.
 
-    def live(self) -> frozenset[str]:
+        `listened`: seconds since the read before. `whole`: nothing was left to read, so who is live is known.
+        """
         with self._lock:
-            return self._liveness.live()
+            self._liveness.listened(listened)
+            counted = [message for message in messages if self._liveness.observe(message)]
+            self._members_known = whole
+            return counted
+
+    def members_unknown(self) -> None:
+        """The members stream cannot be read: nobody expires, and nobody is known to be all there is."""
+        with self._lock:
+            self._members_known = False
+
+    def live(self) -> frozenset[str] | None:
+        """The live learners; None while that is not known."""
+        with self._lock:
+            return self._liveness.live() if self._members_known else None
 
     def passed(self, fragment: int, version: int) -> frozenset[str]:
         with self._lock:
@@ -99,7 +116,7 @@ class RunContext:
         with self._lock:
             self._liveness.contributed(learner)
 
-    def public_key(self, learner: str, *, head: int = 0) -> bytes | None:
+    def public_key(self, learner: str) -> bytes | None:
         """The learner's key, from memory or the bucket; None for an id nobody has registered."""
         with self._lock:
             known = self._keys.get(learner)
@@ -120,7 +137,7 @@ class RunContext:
         except MalformedMessage as error:
             logger.warning("learner_key_malformed", extra={"run": self.run, "reason": str(error)})
             return None
-        runs.add_learner(self.services.ledger, self.run, learner, data, head)
+        runs.add_learner(self.services.ledger, self.run, learner, data)
         with self._lock:
             self._keys[learner] = data
         logger.info("learner_registered", extra={"run": self.run, "learner": learner})

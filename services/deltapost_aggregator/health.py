@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -9,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 
 from deltapost import __version__
+from deltapost.errors import ConfigurationError
 from deltapost_aggregator.context import Health
 
 #: Seconds without a successful read of any stream after which the process no longer counts as healthy.
@@ -37,14 +39,22 @@ def health_app(health: Health) -> FastAPI:
 
 
 class HealthServer:
-    """Serves `health_app` from a thread of its own until `stop`."""
+    """Serves `health_app` from a thread of its own until `stop`. Raises ConfigurationError: address taken."""
 
     def __init__(self, health: Health, host: str, port: int) -> None:
-        config = uvicorn.Config(
-            health_app(health), host=host, port=port, log_level="warning", access_log=False, lifespan="off"
-        )
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the health endpoints cannot listen on {host}:{port}: {error.strerror}",
+                hint="choose another DELTAPOST_AGGREGATOR_HEALTH_PORT, or 0 for none",
+            ) from None
+        config = uvicorn.Config(health_app(health), log_level="warning", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="health", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="health", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -52,3 +62,4 @@ class HealthServer:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=5)
+        self._socket.close()

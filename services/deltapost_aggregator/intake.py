@@ -7,12 +7,10 @@ envelope. A store that does not answer is no verdict: what was decided before it
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deltapost.algorithms.admission import check_payload, delta_norm, judge_norm
 from deltapost.algorithms.sealing import (
     Decision,
     Judged,
@@ -27,22 +25,17 @@ from deltapost.algorithms.sealing import (
 from deltapost.errors import (
     DeltapostError,
     MalformedMessage,
-    MalformedPayload,
-    NonFinite,
     ObjectMissing,
-    SchemaMismatch,
     SignatureRefused,
 )
 from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
-from deltapost.limits import MISSING_RECHECK_SECONDS
 from deltapost.serialization.messages import ContributionMessage, SignedMessage, read_message
-from deltapost.serialization.names import delta_key, record_key
-from deltapost.serialization.verdicts import Verdict
+from deltapost.serialization.names import record_key
 from deltapost.streams import Entry
 from deltapost_aggregator.context import RunContext
-from deltapost_aggregator.payloads import PayloadCache
+from deltapost_aggregator.payloads import PayloadCache, PayloadChecks
 
 logger = logging.getLogger(__name__)
 
@@ -63,24 +56,33 @@ class Intake:
         self._context = context
         self._services = context.services
         self._fragment = fragment
-        self._cache = cache
-        self._specs = context.plan.specs(fragment)
+        self._payloads = PayloadChecks(context, fragment, cache)
         self._max_bytes = context.plan.max_payload_bytes(fragment)
 
-    def take(self, lease: Lease, before: Standing, entries: Sequence[Entry], grace_seconds: float) -> Taken:
+    def take(
+        self,
+        lease: Lease,
+        before: Standing,
+        entries: Sequence[Entry],
+        grace_seconds: float,
+        hold_lease: Callable[[], object],
+    ) -> Taken:
         """Judges entries in order until the round is full, and writes what it decided.
 
-        Raises LeaseLost when the fragment moved on meanwhile.
+        `hold_lease` is called between entries: it renews the lease when that is due. Raises LeaseLost
+        when the fragment moved on meanwhile.
         """
         ledger, reach = self._services.ledger, self._services.reach
         read = [self._read(entry) for entry in entries]
         envelopes = [item.sha256 for item in read if isinstance(item, SignedMessage)]
         view = ledger_intake.open_round(ledger, lease.run, lease.fragment, before.head, envelopes)
+        self._payloads.begin([item for item in read if isinstance(item, SignedMessage)], view)
         decisions: list[Decision] = []
         record_ahead = False
         failure: DeltapostError | None = None
         for entry, item in zip(entries, read, strict=True):
             try:
+                hold_lease()
                 decision = item if isinstance(item, Uncounted) else self._judge(entry, item, view)
             except DeltapostError as error:
                 if not error.retryable:
@@ -123,7 +125,7 @@ class Intake:
         """The decision, or None when a record of head + 1 exists that must be adopted first."""
         message = signed.message
         assert isinstance(message, ContributionMessage)
-        public_key = self._context.public_key(message.learner, head=view.head)
+        public_key = self._context.public_key(message.learner)
         if public_key is None:
             return Uncounted(entry.id, "unknown_learner", detail=f"no key for {message.learner!r}")
         try:
@@ -131,7 +133,15 @@ class Intake:
         except SignatureRefused as error:
             return Uncounted(entry.id, "bad_signature", detail=str(error))
         self._context.contributed(message.learner)
-        found = view.judge(entry.id, signed, self._context.plan.config, self._max_bytes)
+        plan = self._context.plan
+        found = view.judge(
+            entry.id,
+            signed,
+            plan.config,
+            max_payload_bytes=self._max_bytes,
+            max_posted_bytes=plan.max_posted_bytes(self._fragment),
+            redecide=self._payloads.may_redecide(signed.sha256),
+        )
         match found:
             case NeedsProbe():
                 self._services.reach("probe.before_ahead")
@@ -139,7 +149,7 @@ class Intake:
                     return None
                 return Judged(entry.id, signed, "ahead", f"the fragment is at version {view.head}")
             case NeedsPayload():
-                verdict, detail = self._check_payload(message)
+                verdict, detail = self._payloads.check(signed)
                 self._services.reach("intake.payload_checked")
                 return Judged(entry.id, signed, verdict, detail)
         return found
@@ -150,37 +160,6 @@ class Intake:
         except ObjectMissing:
             return False
         return True
-
-    def _check_payload(self, message: ContributionMessage) -> tuple[Verdict, str]:
-        payload = message.payload
-        key = delta_key(message.run, message.learner, message.fragment, message.version, payload.sha256)
-        try:
-            blob = self._services.store.get(key, length=payload.size + 1)
-        except ObjectMissing:
-            self._services.sleep(MISSING_RECHECK_SECONDS)
-            try:
-                blob = self._services.store.get(key, length=payload.size + 1)
-            except ObjectMissing:
-                return "missing", "no object under the payload's key, asked twice"
-        if blob.size != payload.size:
-            return "corrupt", f"{blob.size} bytes in the bucket, {payload.size} announced"
-        if hashlib.sha256(blob.data).digest() != payload.sha256:
-            return "corrupt", "the bytes in the bucket have another SHA-256 than announced"
-        plan = self._context.plan
-        try:
-            entries = check_payload(blob.data, self._specs, plan.delta_codec)
-        except MalformedPayload as error:
-            return "malformed", str(error)
-        except SchemaMismatch as error:
-            return "schema", str(error)
-        except NonFinite as error:
-            return "non_finite", str(error)
-        norm = delta_norm(entries, self._specs, plan.delta_codec, self._services.backend)
-        refused = judge_norm(norm, plan.config)
-        if refused is not None:
-            return refused, f"the delta's norm is {norm:g}"
-        self._cache.put(payload.sha256, blob.data)
-        return "accepted", ""
 
     def _full(self, view: OpenRound, grace_seconds: float) -> bool:
         """Whether the round can be sealed right here: entries after this one belong to the next round."""

@@ -7,8 +7,9 @@ ledger only learns when each learner was last seen.
 from __future__ import annotations
 
 import logging
+from collections import deque
 
-from deltapost.errors import MalformedMessage, SignatureRefused, StreamUnavailable
+from deltapost.errors import DeltapostError, MalformedMessage, SignatureRefused, StreamError
 from deltapost.ledger import runs
 from deltapost.serialization.messages import (
     AliveMessage,
@@ -25,6 +26,8 @@ from deltapost_aggregator.context import RunContext
 logger = logging.getLogger(__name__)
 
 BATCH_ENTRIES = 512
+#: Entries kept for later because their learner's key could not be had; the oldest go first.
+MAX_DEFERRED = 1_024
 
 
 class MembersReader:
@@ -36,39 +39,33 @@ class MembersReader:
         self._stream = members_stream(context.run)
         self._position = START
         self._read_at: float | None = None
+        self._deferred: deque[Entry] = deque(maxlen=MAX_DEFERRED)
 
     def step(self, wait_seconds: float) -> int:
-        """Reads what came; returns how many messages counted. Raises StreamUnavailable, StoreUnavailable."""
+        """Reads what came; returns how many messages counted. Raises StreamError, LedgerUnavailable."""
         try:
             bounds = self._services.log.bounds(self._stream)
             if bounds is None or position_key(bounds.last_id) < position_key(self._position):
-                self._position = (
-                    START  # the stream was emptied: (session, counter) tell old messages from new
-                )
+                self._position = START  # emptied: (session, counter) tell old messages from new
             entries = self._services.log.read(
                 self._stream, self._position, limit=BATCH_ENTRIES, wait_seconds=wait_seconds
             )
-        except StreamUnavailable:
+        except StreamError:
             self._read_at = None  # what passes until the next success counts against nobody
+            self._context.members_unknown()
             raise
         self._services.health.read_happened()
         now = self._services.monotonic()
-        lock, liveness = self._context.liveness()
-        if self._read_at is not None:
-            with lock:
-                liveness.listened(now - self._read_at)
+        listened = now - self._read_at if self._read_at is not None else 0.0
         self._read_at = now
-        counted: list[MemberMessage] = []
-        for entry in entries:
-            message = self._read(entry)
-            if message is not None:
-                with lock:
-                    if liveness.observe(message):
-                        counted.append(message)
-            self._position = entry.id
+        waiting = [*self._deferred, *entries]
+        self._deferred.clear()
+        messages = [message for entry in waiting if (message := self._read(entry)) is not None]
+        whole = len(entries) < BATCH_ENTRIES and not self._deferred
+        counted = self._context.members(messages, listened, whole=whole)
+        if entries:
+            self._position = entries[-1].id
         runs.member_seen(self._services.ledger, counted)
-        if len(entries) < BATCH_ENTRIES:
-            self._context.members_read = True
         return len(counted)
 
     def _read(self, entry: Entry) -> MemberMessage | None:
@@ -88,5 +85,12 @@ class MembersReader:
                 "member_message_refused",
                 extra={"run": self._context.run, "entry": entry.id, "reason": str(error)},
             )
+            return None
+        except DeltapostError as error:  # its key cannot be had now: this entry waits, the others do not
+            logger.warning(
+                "member_message_deferred",
+                extra={"run": self._context.run, "entry": entry.id, "reason": str(error)},
+            )
+            self._deferred.append(entry)
             return None
         return message

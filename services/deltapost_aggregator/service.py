@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from deltapost.adapters.native import NativeBackend
 from deltapost.algorithms.plan import RunPlan
@@ -42,10 +43,13 @@ class AggregatorService:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._workers: list[FragmentWorker] = []
-        self._discovery = Discovery(services)
+        self._discovery = Discovery(services, self._serve)
 
     def run(self) -> None:
-        """Blocks until `stop` is called; then waits for the steps in progress and gives the leases back."""
+        """Blocks until `stop` is called; then waits for the steps in progress and gives the leases back.
+
+        Raises ConfigurationError when the health endpoints cannot listen where they are told to.
+        """
         settings = self.services.settings
         server = None
         if settings.aggregator_health_port:
@@ -57,16 +61,7 @@ class AggregatorService:
             "aggregator_started",
             extra={"owner": settings.aggregator_name, "key": self.services.key.public.hex()},
         )
-        known = False
-
-        def look_for_runs() -> None:
-            nonlocal known
-            if not known:
-                self._serve(self._discovery.known())
-                known = True
-            self._serve(self._discovery.step(settings.poll_seconds))
-
-        self._loop("runs", look_for_runs)
+        self._loop("runs", lambda: self._discovery.step(settings.poll_seconds))
         for thread in self._threads:
             thread.join(timeout=30)
         for worker in self._workers:
@@ -81,20 +76,16 @@ class AggregatorService:
         """Asks every loop to end; `run` returns once they have."""
         self._stop.set()
 
-    def _serve(self, plans: list[RunPlan]) -> None:
+    def _serve(self, plan: RunPlan) -> None:
+        """Starts the run's threads, once everything they need is there."""
         poll = self.services.settings.poll_seconds
-        for plan in plans:
-            context = RunContext(self.services, plan)
-            members = MembersReader(context)
-            members_name = f"run {plan.run} members"
-            self._start(members_name, lambda reader=members: reader.step(poll))  # type: ignore[misc]
-            for fragment in range(len(plan.fragments)):
-                worker = FragmentWorker(context, fragment)
-                self._workers.append(worker)
-                self._start(
-                    f"run {plan.run} fragment {fragment}",
-                    lambda worker=worker: worker.step(poll),  # type: ignore[misc]
-                )
+        context = RunContext(self.services, plan)
+        members = MembersReader(context)
+        workers = [FragmentWorker(context, fragment) for fragment in range(len(plan.fragments))]
+        self._start(f"run {plan.run} members", partial(members.step, poll))
+        for fragment, worker in enumerate(workers):
+            self._workers.append(worker)
+            self._start(f"run {plan.run} fragment {fragment}", partial(worker.step, poll))
 
     def _start(self, name: str, step: Callable[[], object]) -> None:
         thread = threading.Thread(target=self._loop, args=(name, step), name=name, daemon=True)

@@ -8,19 +8,21 @@ stood) only saves time.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
+import statistics
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from deltapost.algorithms.schedule import RoundTimes, Schedule
 from deltapost.algorithms.sealing import OpenRound, Ready, Waiting, readiness
-from deltapost.errors import LeaseLost
+from deltapost.errors import DeltapostError, LeaseLost
 from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger import leases, runs, seals
 from deltapost.ledger.leases import Lease
+from deltapost.ledger.rounds import Indexed
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
+from deltapost.limits import MAX_GRACE_SECONDS
 from deltapost.serialization.names import envelope_stream
 from deltapost.streams import START, Entry, position_key
 from deltapost_aggregator.announcer import Announcer
@@ -32,7 +34,7 @@ from deltapost_aggregator.payloads import PayloadCache
 logger = logging.getLogger(__name__)
 
 #: Entries judged in one transaction: bounds what is judged again after a crash.
-BATCH_ENTRIES = 256
+BATCH_ENTRIES = 64
 
 Progress: TypeAlias = Literal["committed", "adopted", "read", "idle", "not_owner"]
 
@@ -98,13 +100,16 @@ class FragmentWorker:
             self._stream, standing.position, limit=BATCH_ENTRIES, wait_seconds=wait
         )
         self._services.health.read_happened()
+        failure: DeltapostError | None = None
         if entries:
-            standing = self._take(lease, standing, entries)
+            standing, failure = self._take(lease, standing, entries)
             if not self._probed:
                 return "read"
         sealed_now = self._seal_if_ready(lease, standing)
         if sealed_now is not None:
             return self._commit(lease, standing, sealed_now, self._stages(standing))
+        if failure is not None:
+            raise failure
         if entries:
             return "read"
         self._probed = False
@@ -140,46 +145,44 @@ class FragmentWorker:
         self._services.reach("adopt.record_read")
         logger.info("record_adopted", extra=self._fields() | {"version": record.version})
         sealed = seals.pending(self._services.ledger, lease.run, lease.fragment, standing.head)
-        self._closer.index(lease, standing, record, Stages(), sealed)
+        indexed = self._closer.index(lease, standing, record, Stages(), sealed)
         self._services.reach("adopt.tx_done")
-        self._after_commit(lease, sealed)
+        self._after_commit(lease, sealed, indexed)
         return True
 
     def _commit(self, lease: Lease, standing: Standing, sealed: Sealed, stages: Stages) -> Progress:
-        self._closer.close(lease, standing, sealed, stages)
-        claims = sealed.content.claims
+        indexed = self._closer.close(lease, standing, sealed, stages)
         self._times = self._times.observed(
-            step=math.fsum(claim.step_seconds for claim in claims) / len(claims),
+            step=statistics.median(claim.step_seconds for claim in sealed.content.claims),
             quorum=stages.quorum,
             sync=stages.sync,
         )
-        self._after_commit(lease, sealed)
+        self._after_commit(lease, sealed, indexed)
         return "committed"
 
-    def _after_commit(self, lease: Lease, sealed: Sealed | None) -> None:
+    def _after_commit(self, lease: Lease, sealed: Sealed | None, indexed: Indexed) -> None:
         standing = runs.standing(self._services.ledger, lease.run, lease.fragment)
         self._round_started = (standing.head, self._services.monotonic())
         self._waiting = None
         self._announcer.announce(lease, standing)
-        if sealed is not None:
+        if sealed is not None and not indexed.rewound:
             self._announcer.trim(standing, sealed)
 
     def _follow_stream(self, lease: Lease, standing: Standing) -> Standing:
-        """Gives a stream that was emptied, rolled back or trimmed past the position a new epoch."""
+        """Gives a stream that was emptied, rolled back or trimmed past the position a new epoch.
+
+        Not from the start position: nothing was read of such a life yet, and what is gone of it comes again
+        by the learners' timers.
+        """
         log = self._services.log
         name = log.epoch(self._stream)
         if name is None:
             name = log.claim_epoch(self._stream, secrets.token_hex(8))
         bounds = log.bounds(self._stream)
         at = position_key(standing.position)
-        lost = name == standing.stream_epoch and (
-            (bounds is None and at != position_key(START))
-            or (
-                bounds is not None
-                and (position_key(bounds.last_id) < at or position_key(bounds.removed_through) > at)
-            )
-        )
-        if lost:
+        behind = bounds is None or position_key(bounds.last_id) < at
+        trimmed = bounds is not None and position_key(bounds.removed_through) > at
+        if name == standing.stream_epoch and at != position_key(START) and (behind or trimmed):
             name = log.replace_epoch(self._stream, old=standing.stream_epoch, new=secrets.token_hex(8))
             self._services.reach("stream.reset_sent")
             logger.warning("stream_lost", extra=self._fields() | {"position": standing.position})
@@ -190,19 +193,20 @@ class FragmentWorker:
         logger.info("stream_epoch", extra=self._fields() | {"stream_epoch": name})
         return replace(standing, stream_epoch=name, position=START)
 
-    def _take(self, lease: Lease, standing: Standing, entries: list[Entry]) -> Standing:
+    def _take(
+        self, lease: Lease, standing: Standing, entries: list[Entry]
+    ) -> tuple[Standing, DeltapostError | None]:
+        """Judges the entries; returns where that leaves the fragment, and what kept it from going on."""
         self._services.reach("intake.read")
         if self._round_started is None or self._round_started[0] != standing.head:
             self._round_started = (standing.head, self._services.monotonic())
-        taken = self._intake.take(lease, standing, entries, self._grace_seconds())
+        taken = self._intake.take(lease, standing, entries, self._grace_seconds(), self._hold_lease)
         self._announcer.advise(lease, taken.decisions)
         if taken.record_ahead:
             self._probed = False
-        if taken.failure is not None:
-            raise taken.failure
         if taken.decisions:
-            return replace(standing, position=taken.decisions[-1].entry_id)
-        return standing
+            standing = replace(standing, position=taken.decisions[-1].entry_id)
+        return standing, taken.failure
 
     def _view(self, standing: Standing) -> OpenRound:
         return ledger_intake.open_round(
@@ -229,7 +233,8 @@ class FragmentWorker:
     def _grace_seconds(self) -> float:
         """How long the open round waits past its quorum: the manifest's fixed window, or the adaptive one."""
         fixed = self._context.plan.config.grace_seconds
-        return self._schedule.grace_seconds(self._times) if fixed is None else fixed
+        adaptive = min(self._schedule.grace_seconds(self._times), MAX_GRACE_SECONDS)
+        return adaptive if fixed is None else fixed
 
     def _wait_for(self, standing: Standing, wait_seconds: float) -> float:
         """How long to wait for mail: not past the end of an open grace window."""

@@ -16,6 +16,7 @@
     │   ├── ObjectConflict          a create-once key holds other bytes
     │   ├── AccessDenied            refused by the store's policy
     │   └── StoreUnavailable        time-out, 5xx, refused connection: retry   [retryable]
+    ├── StateUnavailable            the learner's own disk is full or fails        [retryable]
     ├── StreamError                 Redis streams
     │   └── StreamUnavailable       not reachable, loading, out of memory      [retryable]
     ├── LedgerError                 the SQL ledger
@@ -54,6 +55,7 @@ __all__ = [
     "RunMismatch",
     "SchemaMismatch",
     "SignatureRefused",
+    "StateUnavailable",
     "StoreError",
     "StoreUnavailable",
     "StreamError",
@@ -165,6 +167,13 @@ class StoreUnavailable(StoreError):
     """Time-out, 5xx or no connection: nothing is known about the object."""
 
     code = "store_unavailable"
+    retryable = True
+
+
+class StateUnavailable(DeltapostError):
+    """The learner's state directory cannot be read or written."""
+
+    code = "state_unavailable"
     retryable = True
 
 

@@ -47,11 +47,20 @@ MAX_STEPS: Final = 10_000_000
 #: Tokens per step a contribution may claim (default of the manifest).
 MAX_TOKENS_PER_STEP: Final = 1_000_000_000
 
+#: Seconds that a step may be claimed to take: a day. The mean of such claims sizes the grace window.
+MAX_STEP_SECONDS: Final = 86_400.0
+
+#: Seconds of the longest grace window, whatever the learners' claims lead to.
+MAX_GRACE_SECONDS: Final = 3_600.0
+
 #: Any counter in a message: squares of tokens stay below float64's range (2**53 squared is 8e31).
 MAX_COUNTER: Final = 2**53
 
 #: Seconds between the two definite 404s that make a payload `missing`.
 MISSING_RECHECK_SECONDS: Final = 1.0
+
+#: Seconds between two decisions on one `missing` or `corrupt` envelope, however often it is delivered.
+REDECIDE_SECONDS: Final = 2.0
 
 #: Seconds one object may fail while others are served before it counts as `missing`.
 FAILING_OBJECT_SECONDS: Final = 60.0

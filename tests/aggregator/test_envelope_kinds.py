@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deltapost.ledger.engine import Ledger
+from deltapost.limits import REDECIDE_SECONDS
 from deltapost.serialization import TensorBytes, pack, unpack
 from deltapost.serialization.messages import SignedMessage, sign_message
 from deltapost.serialization.names import delta_key
@@ -241,6 +242,7 @@ def test_a_missing_payload_that_comes_later_is_accepted_at_re_delivery_in_the_sa
     assert pipeline.verdict(signed) == "missing"
 
     pipeline.put(message, payload)
+    pipeline.clock.sleep(REDECIDE_SECONDS)
     pipeline.append(signed)
     for learner in ("bob", "cyd"):
         pipeline.post(learner, DELTA[learner])

@@ -89,8 +89,12 @@ def test_repeating_a_publish_posts_the_same_bytes_and_changes_nothing(served: Se
         assert run.wait_for(0, 1, timeout=10)
         answered = run.publish_contribution(0, 0, delta=small_model(0.75), **CLAIMS)
     assert (answered.envelope, answered.repeated) == (first.envelope, True)
-    with served.ledger.read() as session:
-        assert [row.deliveries for row in session.scalars(select(ContributionRow))] == [2]
+
+    def deliveries() -> list[int]:
+        with served.ledger.read() as session:
+            return [row.deliveries for row in session.scalars(select(ContributionRow))]
+
+    eventually(lambda: deliveries() == [2])
 
 
 def test_torch_and_numpy_learners_share_a_run_and_its_bytes(served: Served) -> None:
@@ -142,6 +146,7 @@ def test_a_killed_learner_posts_its_journal_again_and_learns_what_became_of_it(s
     run = served.join(small_model(), algorithm())
     receipt = run.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
     run._courier.stop()  # as killed: no goodbye
+    run._presence.stop()
     run._directory_lock.release()
     served.log.trim(envelope_stream("tiny", 0), "9999999999999-0")  # and the stream lost it
     served.store.delete(receipt.key)  # and the bucket too
@@ -169,7 +174,7 @@ def test_a_session_is_numbered_above_all_before_it_even_on_another_disk(
     served.join(small_model(), signing_key_file=str(key)).leave()
 
     with served.join(small_model(), signing_key_file=str(key), state_dir=tmp_path / "other") as third:
-        assert third._courier.session == 3
+        assert third._presence.session == 3
 
 
 def test_a_learner_that_joins_late_starts_from_the_newest_anchor(served: Served) -> None:

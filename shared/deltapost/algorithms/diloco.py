@@ -135,11 +135,12 @@ class DiLoCo:
                 f"unknown {sorted(plain.keys() - known, key=str)}, missing {sorted(known - plain.keys())}"
             )
         merge = plain["merge"]
-        if not isinstance(merge, dict) or merge.keys() != {"rule"} or merge["rule"] not in MERGES:
+        rule = merge.get("rule") if isinstance(merge, dict) and merge.keys() == {"rule"} else None
+        if not isinstance(rule, str) or rule not in MERGES:
             raise ConfigurationError(
                 f"the merge is {merge!r:.80}", hint=f"{{'rule': …}} with one of {', '.join(MERGES)}"
             )
-        return cls(**{**plain, "merge": MERGES[merge["rule"]]()})
+        return cls(**{**plain, "merge": MERGES[rule]()})
 
     @classmethod
     def standard(cls, sync_every: int = 500, **settings: Any) -> DiLoCo:

@@ -31,7 +31,10 @@ class Liveness:
         self._members: dict[str, _Member] = {}
 
     def listened(self, seconds: float) -> None:
-        """The members stream was read successfully for this long since the last call."""
+        """The members stream was read successfully for this long since the last call.
+
+        Call it together with `observe` for what was read, before anybody asks who is live.
+        """
         self._now += max(0.0, seconds)
 
     def observe(self, message: MemberMessage) -> bool:

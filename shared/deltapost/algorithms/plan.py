@@ -11,7 +11,7 @@ from deltapost.algorithms import ARITHMETIC_VERSION, Aggregator
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.codecs import Codec
 from deltapost.errors import ConfigurationError, MalformedMessage
-from deltapost.limits import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
+from deltapost.limits import MAX_DENSE_SIZES_PER_VERSION, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
 from deltapost.serialization import ParameterSpec, Schema
 from deltapost.serialization.records import Manifest
 from deltapost.serialization.tensor import DType, element_bytes
@@ -78,6 +78,10 @@ class RunPlan:
         entries = self.expected_entries(fragment).values()
         tensors = sum(element_bytes(dtype, shape) for dtype, shape in entries)
         return min(tensors + 8 + MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES)
+
+    def max_posted_bytes(self, fragment: int) -> int:
+        """Payload bytes that one learner may announce for one version of this fragment."""
+        return MAX_DENSE_SIZES_PER_VERSION * (self.dense_bytes(fragment) + MAX_HEADER_BYTES)
 
     def dense_bytes(self, fragment: int) -> int:
         """Bytes of this fragment in fp32."""

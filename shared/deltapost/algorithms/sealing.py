@@ -38,10 +38,15 @@ class Judged:
 
 @dataclass(frozen=True)
 class Repeated:
-    """The envelope has its verdict already: this delivery is only counted."""
+    """The envelope has its verdict already: this delivery is only counted.
+
+    `provisional`: no record carries the verdict yet, so its learner may not know it.
+    """
 
     entry_id: str
-    envelope: bytes
+    signed: SignedMessage
+    verdict: Verdict
+    provisional: bool
 
 
 @dataclass(frozen=True)
@@ -78,20 +83,32 @@ class OpenRound:
     fixed: set[bytes] = field(default_factory=set)
     #: The learners with an accepted contribution to this round.
     slots: dict[str, bytes] = field(default_factory=dict)
-    #: Unanswered envelopes by learner, for the quota.
+    #: Unanswered envelopes and their payloads' bytes by learner, for the quota.
     posted: dict[str, int] = field(default_factory=dict)
+    posted_bytes: dict[str, int] = field(default_factory=dict)
 
     def judge(
-        self, entry_id: str, signed: SignedMessage, config: DiLoCo, max_payload_bytes: int
+        self,
+        entry_id: str,
+        signed: SignedMessage,
+        config: DiLoCo,
+        *,
+        max_payload_bytes: int,
+        max_posted_bytes: int,
+        redecide: bool,
     ) -> Decision | NeedsProbe | NeedsPayload:
-        """The decision on a verified envelope, as far as it needs neither store nor payload."""
+        """The decision on a verified envelope, as far as it needs neither store nor payload.
+
+        `redecide`: whether a `missing` or `corrupt` of before may be decided again at this delivery.
+        """
         message = signed.message
         assert isinstance(message, ContributionMessage)
         envelope = signed.sha256
         earlier = self.known.get(envelope)
-        if earlier is not None and (earlier not in REDECIDED or envelope in self.fixed):
-            return Repeated(entry_id, envelope)
-        if earlier is None and self.posted.get(message.learner, 0) >= MAX_ENVELOPES_PER_VERSION:
+        fixed = envelope in self.fixed
+        if earlier is not None and (fixed or not redecide or earlier not in REDECIDED):
+            return Repeated(entry_id, signed, earlier, provisional=not fixed)
+        if earlier is None and self._over_quota(message, max_posted_bytes):
             return Uncounted(entry_id, "over_quota", message.learner)
         if message.version > self.head:
             return NeedsProbe()
@@ -115,12 +132,23 @@ class OpenRound:
             return Judged(entry_id, signed, "conflict", f"envelope {taken.hex()[:16]}… was accepted before")
         return NeedsPayload()
 
+    def _over_quota(self, message: ContributionMessage, max_posted_bytes: int) -> bool:
+        bytes_after = self.posted_bytes.get(message.learner, 0) + message.payload.size
+        return (
+            self.posted.get(message.learner, 0) >= MAX_ENVELOPES_PER_VERSION or bytes_after > max_posted_bytes
+        )
+
+    def post(self, learner: str, payload_bytes: int) -> None:
+        """Counts an unanswered envelope against its learner's quota."""
+        self.posted[learner] = self.posted.get(learner, 0) + 1
+        self.posted_bytes[learner] = self.posted_bytes.get(learner, 0) + payload_bytes
+
     def add(self, decision: Decision) -> None:
         """Takes a decision into account for the envelopes after it."""
         if isinstance(decision, Judged):
             envelope, learner = decision.signed.sha256, decision.message.learner
             if envelope not in self.known:
-                self.posted[learner] = self.posted.get(learner, 0) + 1
+                self.post(learner, decision.message.payload.size)
             self.known[envelope] = decision.verdict
             if decision.verdict == "accepted":
                 self.slots[learner] = envelope
@@ -145,17 +173,18 @@ def readiness(
     *,
     accepted: Collection[str],
     passed: Collection[str],
-    live: Collection[str],
+    live: Collection[str] | None,
     config: DiLoCo,
     seconds_since_quorum: float | None,
     grace_seconds: float,
 ) -> Ready | Waiting:
     """Whether the open round may be sealed (design.md, "Ready to seal", "Grace", "Degraded").
 
-    `accepted`, `passed` and `live` are learner ids; `seconds_since_quorum` is None until the quorum stood.
+    `accepted`, `passed` and `live` are learner ids; `live` is None while it is not known who is, as after a
+    start: then only quorum and grace close a round. `seconds_since_quorum` is None until the quorum stood.
     """
     answered = set(accepted) | set(passed)
-    all_reported = bool(live) and set(live) <= answered
+    all_reported = bool(live) and set(live or ()) <= answered
     if not accepted:
         return Waiting("no accepted contribution yet")
     if len(accepted) >= config.quorum_size:
@@ -165,6 +194,8 @@ def readiness(
         return Waiting("the quorum stands; the grace window is open", left)
     if all_reported and len(accepted) >= config.min_quorum:
         return Ready(degraded=True)
+    if live is None:
+        return Waiting(f"{len(accepted)} of {config.quorum_size} contributions; who is live is not known yet")
     missing = sorted(set(live) - answered)
     if missing:
         return Waiting(

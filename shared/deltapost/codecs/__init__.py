@@ -56,7 +56,7 @@ def get(name: str) -> Codec:
     """
     try:
         return _CODECS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # TypeError: a manifest may hold anything, lists and maps too
         raise ConfigurationError(
             f"there is no codec {name!r:.40}", hint=f"one of {', '.join(NAMES)}"
         ) from None

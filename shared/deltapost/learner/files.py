@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 from types import TracebackType
 
-from deltapost.errors import ConfigurationError
+from deltapost.errors import ConfigurationError, StateUnavailable
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces the file by `data`: readers see the old bytes or the new ones, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
+    """Replaces the file by `data`: readers see the old bytes or the new ones. Raises StateUnavailable."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StateUnavailable(
+            f"the learner's state {str(path)!r} cannot be written: {error.strerror}",
+            hint="free space there, or move DELTAPOST_STATE_DIR",
+        ) from None
 
 
 def sync_directory(path: Path) -> None:

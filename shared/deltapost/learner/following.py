@@ -38,17 +38,24 @@ LONGEST_WALK = 64
 
 @dataclass(frozen=True)
 class Commit:
-    """A version of a fragment that was verified: its anchor, and the records read on the way to it."""
+    """A version of a fragment that was verified: its anchor, and the records read on the way to it.
+
+    `attested_by` is the aggregators' key that attests the last record; None at version 0.
+    """
 
     fragment: int
     version: int
     anchor: Mapping[str, TensorBytes] = field(repr=False)
     records: tuple[Record, ...] = field(repr=False)
     bytes_read: int = 0
+    attested_by: bytes | None = None
 
 
 class Follower:
-    """Reads one run's history from the bucket. Holds no connection of its own; not thread-safe."""
+    """Reads one run's history from the bucket. Used by one thread at a time.
+
+    Looking changes nothing: a commit counts as followed once `advance` is told, after it was delivered.
+    """
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class Follower:
         self._commit_codec = (
             codecs.get(plan.config.commit_dtype) if plan.config.commit_dtype is not None else None
         )
+        self._newest = [history.newest(fragment) for fragment in range(len(plan.fragments))]
         self._anchors: dict[int, tuple[int, Mapping[str, TensorBytes]]] = {}
 
     @property
@@ -74,41 +82,57 @@ class Follower:
         """The key that attests this run's records, as far as it is known."""
         return self._pinned or self._history.aggregator_key
 
-    def is_news(self, fragment: int, version: int) -> bool:
-        """Whether `version` is above the newest one followed."""
-        return 0 <= fragment < len(self._plan.fragments) and version > self._history.newest(fragment)[0]
+    def has(self, fragment: int) -> bool:
+        """Whether the run has this fragment."""
+        return fragment < len(self._newest)
+
+    def version(self, fragment: int) -> int:
+        """The newest version followed."""
+        return self._newest[fragment][0]
+
+    def advance(self, commit: Commit) -> None:
+        """The commit was delivered: the next look is for what follows it. StateUnavailable, ForkedHistory.
+
+        In memory first: when the note on disk fails, `persist` makes up for it.
+        """
+        if commit.records:
+            self._newest[commit.fragment] = (commit.version, commit.records[-1].sha256)
+            self._pinned = self._pinned or commit.attested_by
+        self._anchors[commit.fragment] = (commit.version, commit.anchor)
+        self.persist()
+
+    def persist(self) -> None:
+        """Notes on disk what was followed since the last note. Raises StateUnavailable."""
+        for fragment, (version, record) in enumerate(self._newest):
+            if version > self._history.newest(fragment)[0] and self._pinned is not None:
+                self._history.follow(fragment, version, record, self._pinned)
 
     def genesis(self, fragment: int) -> Commit:
         """Version 0."""
         ref = self._plan.manifest.genesis[fragment]
         data = self._verified(genesis_key(self._plan.run, fragment, ref.sha256), ref)
-        anchor = self._unpack_anchor(fragment, data)
-        self._anchors[fragment] = (0, anchor)
-        return Commit(fragment, 0, anchor, (), len(data))
+        return Commit(fragment, 0, self._unpack_anchor(fragment, data), (), len(data))
 
     def catch_up(self, fragment: int) -> Commit:
         """The newest version in the bucket: what a learner that joins starts from. Raises ForkedHistory."""
-        seen, seen_record = self._history.newest(fragment)
+        seen, seen_record = self._newest[fragment]
         if seen:
             self._check_seen(fragment, seen, seen_record)
         newest = self._newest_version(fragment, seen)
-        while newest > seen:
+        while newest >= max(seen, 1):
             record = self._record(fragment, newest)
-            if record is not None and self._attest(record):
+            attested_by = self._attest(record) if record is not None else None
+            if record is not None and attested_by is not None:
                 anchor, bytes_read = self._anchor(fragment, [record])
-                return Commit(fragment, newest, anchor, (record,), bytes_read)
+                return Commit(fragment, newest, anchor, (record,), bytes_read, attested_by)
             newest -= 1  # a record that nobody has attested yet is not to be followed yet
         if seen:
-            record = self._record(fragment, seen)
-            if record is None:
-                raise ObjectMissing(record_key(self._plan.run, fragment, seen))
-            anchor, bytes_read = self._anchor(fragment, [record])
-            return Commit(fragment, seen, anchor, (record,), bytes_read)
+            raise ObjectMissing(attestation_key(self._plan.run, fragment, seen))
         return self.genesis(fragment)
 
     def next_commit(self, fragment: int) -> Commit | None:
         """The newest attested version above the one seen, each record between verified; None: no news."""
-        seen, previous = self._history.newest(fragment)
+        seen, previous = self._newest[fragment]
         records: list[Record] = []
         for record in self._records_from(fragment, seen + 1):
             if record.previous != previous:
@@ -120,12 +144,14 @@ class Follower:
             previous = record.sha256
             if len(records) >= LONGEST_WALK:
                 break
-        while records and not self._attest(records[-1]):
+        while records:
+            attested_by = self._attest(records[-1])
+            if attested_by is not None:
+                anchor, bytes_read = self._anchor(fragment, records)
+                version = records[-1].version
+                return Commit(fragment, version, anchor, tuple(records), bytes_read, attested_by)
             records.pop()
-        if not records:
-            return None
-        anchor, bytes_read = self._anchor(fragment, records)
-        return Commit(fragment, records[-1].version, anchor, tuple(records), bytes_read)
+        return None
 
     def record_of_base(self, fragment: int, base: int) -> Record | None:
         """The record that closed the round with this base version, if the bucket has it."""
@@ -176,30 +202,26 @@ class Follower:
                 high = middle
         return low
 
-    def _attest(self, record: Record) -> bool:
-        """Verifies the record's attestation and notes the record as seen; False when there is none yet."""
+    def _attest(self, record: Record) -> bytes | None:
+        """The key whose attestation of the record verifies; None when there is no attestation yet."""
         key = attestation_key(self._plan.run, record.fragment, record.version)
         try:
             data = self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
         except (ObjectMissing, AccessDenied):
-            return False
+            return None
         attestation = Attestation.from_bytes(data)
         attestation.verify(record.sha256, self.aggregator_key)
-        self._history.follow(record.fragment, record.version, record.sha256, attestation.public_key)
-        return True
+        return attestation.public_key
 
     def _anchor(self, fragment: int, records: list[Record]) -> tuple[Mapping[str, TensorBytes], int]:
         """The anchor of the last record and the bytes it took to get it."""
         target = records[-1]
         chained = self._chain(fragment, records)
         if chained is not None:
-            self._anchors[fragment] = (target.version, chained[0])
             return chained
         key = anchor_key(self._plan.run, fragment, target.base, target.anchor.sha256)
         data = self._verified(key, target.anchor)
-        anchor = self._unpack_anchor(fragment, data)
-        self._anchors[fragment] = (target.version, anchor)
-        return anchor, len(data)
+        return self._unpack_anchor(fragment, data), len(data)
 
     def _chain(self, fragment: int, records: list[Record]) -> tuple[Mapping[str, TensorBytes], int] | None:
         """The anchor rebuilt from updates, where that is fewer bytes than the anchor itself."""

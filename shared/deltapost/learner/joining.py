@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import Any
 
 from deltapost.adapters import wrap_model
@@ -12,13 +11,15 @@ from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes, Partition
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import ConfigurationError, ObjectConflict, SignatureRefused
-from deltapost.learner.courier import Courier, CourierTimes
+from deltapost.learner.courier import Courier
 from deltapost.learner.creating import check_fit, create_run, find_plan
 from deltapost.learner.files import DirectoryLock
 from deltapost.learner.following import Follower
 from deltapost.learner.history import History
+from deltapost.learner.inbox import Inbox
 from deltapost.learner.journal import Journal
 from deltapost.learner.members import largest_session
+from deltapost.learner.presence import Presence
 from deltapost.learner.publishing import Publisher
 from deltapost.learner.session import Run
 from deltapost.learner.settings import LearnerSettings
@@ -107,32 +108,37 @@ def join(
         )
         commits = log.bounds(commits_stream(run))
         _announce_run(log, plan, key)
+        inbox = Inbox()
         courier = Courier(
             run=run,
             learner=learner,
-            key=key,
             log=log,
             follower=follower,
             journal=journal,
             publisher=publisher,
-            lock=threading.RLock(),
-            times=CourierTimes(
-                poll=config.poll_seconds,
-                alive=config.learner_lease_seconds / 3,
-                repost=config.repost_seconds,
-            ),
-            session=history.next_session(largest_session(log, run, learner)),
+            inbox=inbox,
             position=commits.last_id if commits is not None else START,
+            poll_seconds=config.poll_seconds,
+            repost_seconds=config.repost_seconds,
+        )
+        presence = Presence(
+            log,
+            key,
+            run,
+            learner,
+            session=history.next_session(largest_session(log, run, learner)),
+            alive_seconds=config.learner_lease_seconds / 3,
         )
         joined = Run(
             plan=plan,
             learner=learner,
             model=wrapped,
-            key=key,
             publisher=publisher,
             follower=follower,
             journal=journal,
+            inbox=inbox,
             courier=courier,
+            presence=presence,
             directory_lock=lock,
         )
         joined.start()

@@ -4,13 +4,15 @@ An envelope and its payload are durable here before anything leaves the machine.
 point posts the same bytes again, and a bucket or a Redis that lost them gets them again.
 
 Layout of the directory: `FRAGMENT-VERSION.entry` (the envelope's frame and what became of it) and, while
-unanswered, `FRAGMENT-VERSION.payload`.
+unanswered, the payload under its SHA-256, `….payload`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -18,7 +20,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from deltapost.errors import MalformedMessage
-from deltapost.learner.files import sync_directory, write_durably
+from deltapost.learner.files import write_durably
 from deltapost.serialization.documents import Document
 from deltapost.serialization.messages import ContributionMessage, SignedMessage, read_message
 from deltapost.serialization.verdicts import REDECIDED, Verdict
@@ -62,56 +64,75 @@ class JournalEntry:
 
 
 class Journal:
-    """The journal of one learner in one run. Used under its owner's lock."""
+    """The journal of one learner in one run. Safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._lock = threading.RLock()
         directory.mkdir(parents=True, exist_ok=True)
         self._entries: dict[tuple[int, int], JournalEntry] = {}
         for path in sorted(directory.iterdir()):
             if _NAME.fullmatch(path.name):
                 self._read(path)
+        wanted = {self._payload_path(entry) for entry in self.unanswered()}
+        for path in directory.glob("*.payload"):
+            if path not in wanted:
+                path.unlink()
 
     def _read(self, path: Path) -> None:
         try:
             stored = _Stored.from_bytes(path.read_bytes())
             entry = JournalEntry(read_message(stored.frame), stored.verdict, stored.final)
             key = (entry.message.fragment, entry.message.version)
-            if not entry.answered and not self._payload_path(*key).exists():
-                raise MalformedMessage("its payload is gone")
-        except (MalformedMessage, AssertionError) as error:
+            if not entry.answered:
+                self.payload(entry)
+        except (MalformedMessage, AssertionError, OSError) as error:
             logger.error("journal_entry_unreadable", extra={"file": path.name, "reason": str(error)})
             path.rename(path.with_suffix(".unreadable"))
             return
         self._entries[key] = entry
 
     def find(self, fragment: int, version: int) -> JournalEntry | None:
-        return self._entries.get((fragment, version))
+        with self._lock:
+            return self._entries.get((fragment, version))
+
+    def outstanding(self, fragment: int, version: int) -> bool:
+        """Whether a contribution to this round is out: journalled, and neither answered nor refused."""
+        entry = self.find(fragment, version)
+        return entry is not None and not entry.answered and not entry.refused
 
     def unanswered(self) -> list[JournalEntry]:
         """Entries no record has answered, oldest base first."""
-        found = [entry for entry in self._entries.values() if not entry.answered]
+        with self._lock:
+            found = [entry for entry in self._entries.values() if not entry.answered]
         return sorted(found, key=lambda entry: (entry.message.version, entry.message.fragment))
 
     def add(self, signed: SignedMessage, payload: bytes) -> JournalEntry:
         """Makes envelope and payload durable; a refused entry of the same base is replaced."""
         entry = JournalEntry(signed)
-        message = entry.message
-        write_durably(self._payload_path(message.fragment, message.version), payload)
-        self._write(entry)
+        with self._lock:
+            before = self.find(entry.message.fragment, entry.message.version)
+            write_durably(self._payload_path(entry), payload)
+            self._write(entry)
+            if before is not None and self._payload_path(before) != self._payload_path(entry):
+                self._payload_path(before).unlink(missing_ok=True)
         return entry
 
     def payload(self, entry: JournalEntry) -> bytes:
-        """The payload's bytes of an unanswered entry."""
-        return self._payload_path(entry.message.fragment, entry.message.version).read_bytes()
+        """The payload's bytes of an unanswered entry. Raises MalformedMessage when they are others."""
+        data = self._payload_path(entry).read_bytes()
+        if hashlib.sha256(data).digest() != entry.message.payload.sha256:
+            raise MalformedMessage("its payload is damaged")
+        return data
 
     def advise(self, envelope: bytes, verdict: Verdict) -> JournalEntry | None:
         """Notes the owner's advice about an unanswered envelope of this journal."""
-        for entry in self.unanswered():
-            if entry.signed.sha256 == envelope:
-                advised = replace(entry, verdict=verdict)
-                self._write(advised)
-                return advised
+        with self._lock:
+            for entry in self.unanswered():
+                if entry.signed.sha256 == envelope and entry.verdict != verdict:
+                    advised = replace(entry, verdict=verdict)
+                    self._write(advised)
+                    return advised
         return None
 
     def settle(self, entry: JournalEntry, verdict: Verdict | None) -> None:
@@ -120,17 +141,17 @@ class Journal:
         None: the base's round closed without this envelope, which therefore was never merged.
         """
         message = entry.message
-        self._write(replace(entry, verdict=verdict, answered=True))
-        self._payload_path(message.fragment, message.version).unlink(missing_ok=True)
-        answered = sorted(
-            version
-            for (fragment, version), kept in self._entries.items()
-            if fragment == message.fragment and kept.answered
-        )
-        for version in answered[:-KEPT_ANSWERED]:
-            del self._entries[message.fragment, version]
-            self._entry_path(message.fragment, version).unlink(missing_ok=True)
-        sync_directory(self._directory)
+        with self._lock:
+            self._write(replace(entry, verdict=verdict, answered=True))
+            self._payload_path(entry).unlink(missing_ok=True)
+            answered = sorted(
+                version
+                for (fragment, version), kept in self._entries.items()
+                if fragment == message.fragment and kept.answered
+            )
+            for version in answered[:-KEPT_ANSWERED]:
+                del self._entries[message.fragment, version]
+                self._entry_path(message.fragment, version).unlink(missing_ok=True)
 
     def _write(self, entry: JournalEntry) -> None:
         message = entry.message
@@ -141,5 +162,7 @@ class Journal:
     def _entry_path(self, fragment: int, version: int) -> Path:
         return self._directory / f"{fragment:04d}-{version:010d}.entry"
 
-    def _payload_path(self, fragment: int, version: int) -> Path:
-        return self._directory / f"{fragment:04d}-{version:010d}.payload"
+    def _payload_path(self, entry: JournalEntry) -> Path:
+        message = entry.message
+        name = f"{message.fragment:04d}-{message.version:010d}-{message.payload.sha256.hex()}.payload"
+        return self._directory / name

@@ -21,16 +21,19 @@ from deltapost.errors import ConfigurationError, DeltapostError
 from deltapost.learner.courier import Courier
 from deltapost.learner.files import DirectoryLock
 from deltapost.learner.following import Commit, Follower
+from deltapost.learner.inbox import Inbox
 from deltapost.learner.journal import Journal
+from deltapost.learner.presence import Presence
 from deltapost.learner.publishing import Publisher, Receipt, delta_values, payload_ref
 from deltapost.serialization import TensorBytes
 from deltapost.serialization.messages import ContributionMessage
-from deltapost.serialization.signing import SigningKey
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between the warnings of a learner that waits for a commit.
 WAIT_WARNING_SECONDS = 30.0
+#: How much of the difference to the newest step's seconds their average takes over.
+STEP_SECONDS_RATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,12 @@ class Aligned:
 
 @dataclass
 class _Progress:
-    """A fragment's counters since its parameters were last aligned, and what is outstanding of it."""
+    """A fragment's counters since its parameters were last aligned, and the step of its last publish."""
 
     version: int
     steps: int = 0
     tokens: int = 0
-    published_at: int | None = None
+    published_step: int = 0
 
 
 class Run:
@@ -65,28 +68,31 @@ class Run:
         plan: RunPlan,
         learner: str,
         model: Model,
-        key: SigningKey,
         publisher: Publisher,
         follower: Follower,
         journal: Journal,
+        inbox: Inbox,
         courier: Courier,
+        presence: Presence,
         directory_lock: DirectoryLock,
     ) -> None:
         self.plan = plan
         self.learner = learner
         self._model = model
-        self._key = key
         self._publisher = publisher
         self._follower = follower
         self._journal = journal
+        self._inbox = inbox
         self._courier = courier
+        self._presence = presence
         self._directory_lock = directory_lock
         config = plan.config
         self._schedule = Schedule(config.sync_every, config.fragments, config.in_flight, config.overlap_steps)
         self._anchors: dict[int, Mapping[str, TensorBytes]] = {}
         self._progress: dict[int, _Progress] = {}
         self._step_started: float | None = None
-        self._step_seconds = 0.0
+        self._step_seconds: float | None = None
+        self._looked_at = 0
         self._left = False
         self.local_step = 0
         #: Payload bytes uploaded and anchor or update bytes read, by this object.
@@ -120,31 +126,36 @@ class Run:
             seconds = now - self._step_started
         self._step_started = now
         if seconds is not None:
-            first = self._step_seconds == 0.0
-            self._step_seconds = (
-                seconds if first else self._step_seconds + 0.1 * (seconds - self._step_seconds)
-            )
+            before = seconds if self._step_seconds is None else self._step_seconds
+            self._step_seconds = before + STEP_SECONDS_RATE * (seconds - before)
         self.local_step += 1
-        self._courier.local_step = self.local_step
+        self._presence.local_step = self.local_step
         for progress in self._progress.values():
             progress.steps += 1
             progress.tokens += tokens
 
     def due(self) -> list[int]:
-        """The fragments whose turn is this step, and that may be published.
+        """The fragments whose turn came since the last `publish_due`, and that may be published.
 
-        Not those already published for the version the model holds or without a step since, nor any while
-        `in_flight` are outstanding: their steps accumulate until their next turn.
+        Not those already published for the version the model holds (unless the owner refused that), nor
+        without a step since, nor any while `in_flight` are outstanding: their steps accumulate until their
+        next turn.
         """
-        outstanding = sum(progress.published_at is not None for progress in self._progress.values())
+        outstanding = sum(self._outstanding(fragment) for fragment in self._progress)
         found = []
-        for fragment in self._schedule.due(self.local_step - 1, self.local_step):
-            progress = self._progress[fragment]
-            free = progress.published_at is None and progress.steps > 0
-            if free and self._schedule.may_publish(outstanding):
+        for fragment in self._schedule.due(self._looked_at, self.local_step):
+            if self._free(fragment) and self._schedule.may_publish(outstanding):
                 found.append(fragment)
                 outstanding += 1
         return found
+
+    def _outstanding(self, fragment: int) -> bool:
+        return self._journal.outstanding(fragment, self.version(fragment))
+
+    def _free(self, fragment: int) -> bool:
+        """Whether there is something to publish of the fragment, and its slot is free."""
+        entry = self._journal.find(fragment, self.version(fragment))
+        return self._progress[fragment].steps > 0 and (entry is None or entry.refused)
 
     def publish_due(
         self,
@@ -154,14 +165,16 @@ class Run:
         final: bool = False,
     ) -> list[Receipt]:
         """Publishes each fragment that is due; most steps none is. Raises as `publish_contribution` does."""
-        return [self._publish_counted(fragment, loss, metrics, final) for fragment in self.due()]
+        receipts = [self._publish_counted(fragment, loss, metrics, final) for fragment in self.due()]
+        self._looked_at = self.local_step
+        return receipts
 
     def publish_final(self, *, loss: float | None = None) -> list[Receipt]:
         """Publishes, as the last of this learner, every fragment with steps that no round holds yet."""
         return [
             self._publish_counted(fragment, loss, None, True)
-            for fragment, progress in sorted(self._progress.items())
-            if progress.published_at is None and progress.steps
+            for fragment in sorted(self._progress)
+            if self._free(fragment)
         ]
 
     def _publish_counted(
@@ -180,7 +193,7 @@ class Run:
             local_step=self.local_step,
             steps=progress.steps,
             tokens=progress.tokens,
-            step_seconds=self._step_seconds,
+            step_seconds=self._step_seconds or 0.0,
             loss=loss,
             metrics=metrics,
             final=final,
@@ -220,56 +233,57 @@ class Run:
             raise ConfigurationError(
                 f"fragment {fragment} of run {self.name!r} does not exist: it has {len(self.plan.fragments)}"
             )
-        with self._courier.lock:
-            known = self._journal.find(fragment, version)
-            if known is not None and not known.refused:
-                if known.answered:
-                    return self._publisher.receipt(known, "", repeated=True)
-                return self._publisher.post(known, repeated=True)
-            values = delta_values(
-                self.plan, fragment, self._model.backend, delta=delta, anchor=anchor, theta=theta
-            )
-            payload = self._publisher.encode(fragment, values)
-            message = ContributionMessage.from_arguments(
-                run=self.name,
-                learner=self.learner,
-                fragment=fragment,
-                version=version,
-                payload=payload_ref(payload),
-                local_step=local_step,
-                steps=steps,
-                tokens=tokens,
-                step_seconds=float(step_seconds),
-                loss=None if loss is None else float(loss),
-                metrics={name: float(value) for name, value in (metrics or {}).items()},
-                final=final,
-            )
-            progress = self._progress[fragment]
-            if progress.version == version:
-                progress.published_at = self.local_step
-            receipt = self._publisher.publish(message, payload)
+        known = self._journal.find(fragment, version)
+        if known is not None and known.answered:
+            return self._publisher.receipt(known, "", repeated=True)
+        if known is not None and not known.refused:
+            return self._publisher.post(known, repeated=True)
+        values = delta_values(
+            self.plan, fragment, self._model.backend, delta=delta, anchor=anchor, theta=theta
+        )
+        payload = self._publisher.encode(fragment, values)
+        message = ContributionMessage.from_arguments(
+            run=self.name,
+            learner=self.learner,
+            fragment=fragment,
+            version=version,
+            payload=payload_ref(payload),
+            local_step=local_step,
+            steps=steps,
+            tokens=tokens,
+            step_seconds=float(step_seconds),
+            loss=None if loss is None else float(loss),
+            metrics={name: float(value) for name, value in (metrics or {}).items()},
+            final=final,
+        )
+        self._progress[fragment].published_step = self.local_step
+        receipt = self._publisher.publish(message, payload)
         self.bytes_sent += len(payload)
         return receipt
 
     def pass_round(self, fragment: int, version: int) -> None:
         """Tells the aggregator that this learner will not contribute to the fragment's round."""
-        self._courier.pass_round(fragment, version)
+        self._presence.pass_round(fragment, version)
 
-    def align(self, *, wait_seconds: float = 0.0) -> list[Aligned]:
+    def align(self, *, wait_seconds: float | None = None) -> list[Aligned]:
         """Takes over the newest commits that have come: overwrites those fragments of the model, in place.
 
         Steps made on a fragment since its version are given up with it; what was published of them is in the
-        commit. Waits for outstanding commits where the algorithm's `overlap_steps` says so, and up to
-        `wait_seconds` for any. Raises ForkedHistory or SignatureRefused when history does not hold.
+        commit. Waits where the algorithm's `overlap_steps` makes an outstanding commit a barrier: for as long
+        as it takes, or at most `wait_seconds` where that is given, which also waits for any commit at all.
+        Raises ForkedHistory or SignatureRefused when history does not hold.
         """
-        self._wait_at_barrier()
-        if wait_seconds > 0:
-            deadline = time.monotonic() + wait_seconds
-            self._wait(lambda: any(map(self._courier.has, self._progress)), deadline)
-        self._raise_failure()
+        started = time.monotonic()
+        deadline = float("inf") if wait_seconds is None else started + wait_seconds
+        self._wait_at_barriers(deadline)
+        if wait_seconds is not None:
+            self._inbox.wait(lambda: any(map(self._inbox.has, self._progress)), deadline)
+        self._inbox.check()
+        if self._step_started is not None:
+            self._step_started += time.monotonic() - started  # waiting is no part of a step
         aligned = []
         for fragment in sorted(self._progress):
-            commit = self._courier.take(fragment)
+            commit = self._inbox.take(fragment)
             if commit is not None:
                 aligned.append(self._take_over(commit))
         return aligned
@@ -284,43 +298,31 @@ class Run:
             self.align(wait_seconds=left)
         return True
 
-    def _wait_at_barrier(self) -> None:
+    def _wait_at_barriers(self, deadline: float) -> None:
+        """Returns when no commit is overdue, or at `deadline`. A refused contribution ends its wait too."""
         for fragment, progress in self._progress.items():
-            if progress.published_at is None:
+            if not self._schedule.must_wait(self.local_step - progress.published_step):
                 continue
-            if not self._schedule.must_wait(self.local_step - progress.published_at):
-                continue
-            self._courier.waiting = True
-            while not self._wait(
-                lambda fragment=fragment: self._courier.has(fragment) or self._refused(fragment),
-                time.monotonic() + WAIT_WARNING_SECONDS,
-            ):
-                logger.warning(
-                    "waiting_for_commit",
-                    extra={"run": self.name, "fragment": fragment, "version": progress.version + 1},
-                )
-            self._courier.waiting = False
-            if self._refused(fragment):
-                progress.published_at = None  # the slot is free: its next turn publishes anew
-        self._step_started = None
 
-    def _refused(self, fragment: int) -> bool:
-        entry = self._journal.find(fragment, self._progress[fragment].version)
-        return entry is not None and entry.refused
+            def over(fragment: int = fragment) -> bool:
+                return self._inbox.has(fragment) or not self._unaligned(fragment)
 
-    def _wait(self, there: Any, deadline: float) -> bool:
-        with self._courier.arrived:
-            while not there() and self._courier.failure is None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._courier.arrived.wait(min(left, 0.5))
-        self._raise_failure()
-        return True
+            self._presence.waiting = True
+            try:
+                while not self._inbox.wait(over, min(deadline, time.monotonic() + WAIT_WARNING_SECONDS)):
+                    if time.monotonic() >= deadline:
+                        return
+                    logger.warning(
+                        "waiting_for_commit",
+                        extra={"run": self.name, "fragment": fragment, "version": progress.version + 1},
+                    )
+            finally:
+                self._presence.waiting = False
 
-    def _raise_failure(self) -> None:
-        if self._courier.failure is not None:
-            raise self._courier.failure
+    def _unaligned(self, fragment: int) -> bool:
+        """Whether a contribution to the version the model holds is out or answered: a commit is to come."""
+        entry = self._journal.find(fragment, self.version(fragment))
+        return entry is not None and not entry.refused
 
     def _take_over(self, commit: Commit) -> Aligned:
         for name, tensor in commit.anchor.items():
@@ -330,7 +332,7 @@ class Run:
         self._progress[commit.fragment] = _Progress(commit.version)
         self.bytes_received += commit.bytes_read
         merged: bool | None = None
-        if before is not None and before.published_at is not None:
+        if before is not None and self._journal.find(commit.fragment, before.version) is not None:
             merged = any(
                 record.base == before.version and participant.learner == self.learner
                 for record in commit.records
@@ -339,20 +341,18 @@ class Run:
         return Aligned(commit.fragment, commit.version, merged, commit.bytes_read)
 
     def start(self) -> None:
-        """Loads the newest versions into the model and starts the courier. Called by `join`."""
+        """Loads the newest versions into the model and starts the threads. Called by `join`."""
         for fragment in range(len(self.plan.fragments)):
             commit = self._follower.catch_up(fragment)
-            self._courier.settle(commit)
             self._take_over(commit)
-            entry = self._journal.find(fragment, commit.version)
-            if entry is not None and not entry.answered and not entry.refused:
-                self._progress[fragment].published_at = 0  # published before a restart, still outstanding
+            self._follower.advance(commit)
+        self._courier.settle()
         self.local_step = self._schedule.start_step(self.versions)
+        self._looked_at = self.local_step
         for progress in self._progress.values():
-            if progress.published_at is not None:
-                progress.published_at = self.local_step
-        self._courier.local_step = self.local_step
-        self._courier.join()
+            progress.published_step = self.local_step  # of what was published before a restart
+        self._presence.local_step = self.local_step
+        self._presence.start()
         self._courier.start()
 
     def leave(self) -> None:
@@ -362,7 +362,7 @@ class Run:
         self._left = True
         self._courier.stop()
         try:
-            self._courier.leave()
+            self._presence.leave()
         except DeltapostError as error:
             logger.warning("leave_not_posted", extra={"run": self.name, "reason": str(error)})
         self._directory_lock.release()

@@ -34,6 +34,7 @@ def open_round(
                 ContributionRow.learner,
                 ContributionRow.version,
                 ContributionRow.verdict,
+                ContributionRow.payload_size,
             ).where(
                 ContributionRow.run == run,
                 ContributionRow.fragment == fragment,
@@ -53,9 +54,9 @@ def open_round(
             else []
         )
     view = OpenRound(head)
-    for envelope, learner, version, verdict in unanswered:
+    for envelope, learner, version, verdict, payload_size in unanswered:
         view.known[envelope] = verdict
-        view.posted[learner] = view.posted.get(learner, 0) + 1
+        view.post(learner, payload_size or 0)
         if verdict == "accepted" and version == head:
             view.slots[learner] = envelope
     for envelope, verdict in answered:
@@ -105,7 +106,9 @@ def record(
             if isinstance(decision, Repeated):
                 session.execute(
                     update(ContributionRow)
-                    .where(ContributionRow.run == lease.run, ContributionRow.envelope == decision.envelope)
+                    .where(
+                        ContributionRow.run == lease.run, ContributionRow.envelope == decision.signed.sha256
+                    )
                     .values(deliveries=ContributionRow.deliveries + 1)
                 )
         counts: dict[tuple[str, str], int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 
 from deltapost.errors import RunMismatch
 from deltapost.ledger.engine import Ledger
@@ -88,9 +88,15 @@ def learner_keys(ledger: Ledger, run: str) -> dict[str, bytes]:
         return {row.learner: row.public_key for row in rows}
 
 
-def add_learner(ledger: Ledger, run: str, learner: str, public_key: bytes, first_version: int) -> None:
-    """Notes a learner whose key was read from the bucket; one that is known stays as it is."""
+def add_learner(ledger: Ledger, run: str, learner: str, public_key: bytes) -> None:
+    """Notes a learner whose key was read from the bucket; one that is known stays as it is.
+
+    Its first version is the highest head there is: it counts for quorum from the one after that.
+    """
     with ledger.write() as session:
+        first_version = session.scalars(
+            select(func.max(FragmentRow.head)).where(FragmentRow.run == run)
+        ).one()
         insert_missing(
             session,
             LearnerRow,

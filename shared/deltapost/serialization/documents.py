@@ -21,6 +21,7 @@ from deltapost.limits import (
     MAX_METRIC_NAME_LENGTH,
     MAX_METRICS,
     MAX_PAYLOAD_BYTES,
+    MAX_STEP_SECONDS,
 )
 from deltapost.serialization.names import ID_PATTERN
 
@@ -33,6 +34,7 @@ PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
 Counter = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 Seconds = Annotated[float, Field(ge=0.0)]
+StepSeconds = Annotated[float, Field(ge=0.0, le=MAX_STEP_SECONDS)]
 MetricName = Annotated[str, StringConstraints(pattern=rf"^[a-z0-9_.]{{1,{MAX_METRIC_NAME_LENGTH}}}$")]
 Metrics = Annotated[dict[MetricName, float], Field(max_length=MAX_METRICS)]
 

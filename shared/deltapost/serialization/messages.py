@@ -23,7 +23,7 @@ from deltapost.serialization.documents import (
     Metrics,
     ObjectRef,
     PublicKey,
-    Seconds,
+    StepSeconds,
     decode_plain,
     encode_canonical,
 )
@@ -48,7 +48,7 @@ class ContributionMessage(Document):
     local_step: Counter
     steps: Counter
     tokens: Counter
-    step_seconds: Seconds
+    step_seconds: StepSeconds
     loss: float | None = None
     metrics: Metrics = Field(default_factory=dict)
     final: bool = False

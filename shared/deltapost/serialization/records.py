@@ -26,6 +26,7 @@ from deltapost.serialization.documents import (
     PublicKey,
     Seconds,
     Signature,
+    StepSeconds,
 )
 from deltapost.serialization.messages import ContributionMessage, Fragment, SignedMessage
 from deltapost.serialization.schema import ParameterSpec, Schema
@@ -88,7 +89,7 @@ class Claim(Document):
     local_step: Counter
     steps: Counter
     tokens: Counter
-    step_seconds: Seconds
+    step_seconds: StepSeconds
     loss: float | None
     metrics: Metrics
     final: bool
