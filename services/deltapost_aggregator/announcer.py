@@ -6,11 +6,11 @@ record themselves; doubled, they know the version already.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from deltapost.algorithms.sealing import Decision, Judged, Repeated
 from deltapost.errors import StreamError
+from deltapost.events import events
 from deltapost.ledger import rounds
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
@@ -26,7 +26,7 @@ from deltapost.serialization.messages import (
 from deltapost.serialization.names import commits_stream, envelope_stream
 from deltapost_aggregator.context import RunContext
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 
 class Announcer:

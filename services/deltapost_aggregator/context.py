@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from deltapost.adapters import Backend
 from deltapost.algorithms.liveness import Liveness
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import MalformedMessage, ObjectMissing
+from deltapost.events import events
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger
 from deltapost.points import Reach, nothing
@@ -22,7 +22,7 @@ from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
 from deltapost_aggregator.settings import AggregatorSettings
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Seconds for which a learner id without a key in the bucket is not asked for again.
 UNKNOWN_LEARNER_SECONDS = 1.0

@@ -7,24 +7,44 @@ cannot be served never hides another.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError, DeltapostError, HistoryError, MalformedMessage
+from deltapost.errors import (
+    ConfigurationError,
+    DeltapostError,
+    MalformedMessage,
+    ObjectConflict,
+    ObjectMissing,
+    RunMismatch,
+)
+from deltapost.events import events
 from deltapost.ledger import runs
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.messages import RunMessage, read_message
-from deltapost.serialization.names import RUNS_STREAM, manifest_key
+from deltapost.serialization.names import RUNS_STREAM, aggregator_object_key, manifest_key
 from deltapost.serialization.records import Manifest
 from deltapost.streams import START, position_key
 from deltapost_aggregator.context import Services
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 BATCH_ENTRIES = 128
 #: Runs that are announced and cannot be had yet; more than these are not remembered.
 MAX_WANTED = 1_024
+#: Seconds until an announced run without a manifest is looked for again: doubled each time, up to the second.
+FIRST_LOOK_AGAIN_SECONDS = 1.0
+LONGEST_LOOK_AGAIN_SECONDS = 60.0
+
+
+@dataclass
+class _Wanted:
+    """A run to look at; `indexed` is the hash of its manifest where the ledger has one."""
+
+    indexed: bytes | None
+    at: float = 0.0
+    pause: float = FIRST_LOOK_AGAIN_SECONDS
 
 
 class Discovery:
@@ -35,50 +55,56 @@ class Discovery:
         self._serve = serve
         self._position = START
         self._ledger_read = False
-        #: Runs to look at, with their manifest where the ledger has it.
-        self._wanted: dict[str, Manifest | None] = {}
+        self._wanted: dict[str, _Wanted] = {}
         self._served: set[str] = set()
 
     def step(self, wait_seconds: float) -> None:
         """Looks for runs and serves what it finds. Raises what is worth another try."""
         if not self._ledger_read:
             for manifest in runs.active(self._services.ledger):
-                self._want(manifest.run, manifest)
+                self._want(manifest.run, manifest.sha256)
             self._ledger_read = True
         log = self._services.log
         bounds = log.bounds(RUNS_STREAM)
         if bounds is None or position_key(bounds.last_id) < position_key(self._position):
             self._position = START
-        wait = 0.0 if self._wanted else wait_seconds
-        for entry in log.read(RUNS_STREAM, self._position, limit=BATCH_ENTRIES, wait_seconds=wait):
+        for entry in log.read(RUNS_STREAM, self._position, limit=BATCH_ENTRIES, wait_seconds=wait_seconds):
             self._position = entry.id
             run = self._announced(entry.data)
             if run is not None:
                 self._want(run, None)
         self._services.health.read_happened()
         failure: DeltapostError | None = None
-        for run in list(self._wanted):
+        now = self._services.monotonic()
+        for run, wanted in list(self._wanted.items()):
+            if now < wanted.at:
+                continue
             try:
-                self._offer(run, self._wanted[run])
+                self._offer(run, wanted)
+            except ObjectMissing as error:
+                wanted.at, wanted.pause = (
+                    now + wanted.pause,
+                    min(2 * wanted.pause, LONGEST_LOOK_AGAIN_SECONDS),
+                )
+                self._refuse(run, wanted, f"the store has no manifest of it: {error}")
+                continue
             except DeltapostError as error:
                 if error.retryable:
                     failure = error
                     continue
-                # A run that somebody only claims there is says nothing about this aggregator's own state.
-                own = isinstance(error, ConfigurationError | HistoryError)
-                self._refuse(run, str(error), show=own)
+                self._refuse(run, wanted, str(error))
             except Exception as error:
                 logger.exception("run_refused", extra={"run": run})
-                self._refuse(run, f"its manifest cannot be used: {type(error).__name__}", show=False)
+                self._refuse(run, wanted, f"its manifest cannot be used: {type(error).__name__}")
             del self._wanted[run]
         if failure is not None:
             raise failure
 
-    def _want(self, run: str, manifest: Manifest | None) -> None:
-        if run in self._served or not self._services.settings.serves(run):
+    def _want(self, run: str, indexed: bytes | None) -> None:
+        if run in self._served or run in self._wanted or not self._services.settings.serves(run):
             return
-        if run in self._wanted or len(self._wanted) < MAX_WANTED:
-            self._wanted[run] = manifest or self._wanted.get(run)
+        if len(self._wanted) < MAX_WANTED:
+            self._wanted[run] = _Wanted(indexed)
 
     def _announced(self, data: bytes | None) -> str | None:
         try:
@@ -90,28 +116,47 @@ class Discovery:
             return None
         return signed.message.run
 
-    def _offer(self, run: str, manifest: Manifest | None) -> None:
+    def _offer(self, run: str, wanted: _Wanted) -> None:
         """Serves the run. Raises why it cannot be."""
-        if manifest is None:
-            data = self._services.store.get(manifest_key(run), length=MAX_DOCUMENT_BYTES + 1).data
-            manifest = Manifest.from_bytes(data)
+        data = self._services.store.get(manifest_key(run), length=MAX_DOCUMENT_BYTES + 1).data
+        manifest = Manifest.from_bytes(data)
         if manifest.run != run:
             raise MalformedMessage(f"the manifest of run {run!r} is of run {manifest.run!r}")
-        plan = RunPlan.of(manifest)
-        if manifest.aggregator_key not in (None, self._services.key.public):
-            raise ConfigurationError(
-                f"run {run!r} pins the aggregator key {(manifest.aggregator_key or b'').hex()[:16]}…, "
-                f"this aggregator signs with {self._services.key.public.hex()[:16]}…",
-                hint="give it the run's key with DELTAPOST_SIGNING_KEY_FILE, "
-                "or leave the run out of DELTAPOST_SERVE_RUNS",
+        if wanted.indexed not in (None, manifest.sha256):
+            raise RunMismatch(
+                f"run {run!r}: the ledger knows manifest {(wanted.indexed or b'').hex()[:16]}…, "
+                f"the store holds {manifest.sha256.hex()[:16]}…",
+                hint="one ledger serves one store: check DELTAPOST_STORE and DELTAPOST_LEDGER_URL",
             )
+        plan = RunPlan.of(manifest)
+        self._check_key(manifest)
         runs.admit(self._services.ledger, manifest)
         self._serve(plan)
         self._served.add(run)
         self._services.health.fine(f"run {run}")
         logger.info("run_served", extra={"run": run, "fragments": len(plan.fragments)})
 
-    def _refuse(self, run: str, reason: str, *, show: bool) -> None:
-        if show:
+    def _check_key(self, manifest: Manifest) -> None:
+        """Only the holder of the run's key may serve it: the manifest's, else the first one's that did."""
+        store, own = self._services.store, self._services.key.public
+        pinned = manifest.aggregator_key
+        if pinned is None:
+            key = aggregator_object_key(manifest.run)
+            try:
+                store.put(key, own)
+                return
+            except ObjectConflict:
+                pinned = store.get(key, length=33).data
+        if pinned != own:
+            raise ConfigurationError(
+                f"run {manifest.run!r} belongs to the aggregator key {pinned.hex()[:16]}…, "
+                f"this aggregator signs with {own.hex()[:16]}…",
+                hint="give it the run's key with DELTAPOST_SIGNING_KEY_FILE, "
+                "or leave the run out of DELTAPOST_SERVE_RUNS",
+            )
+
+    def _refuse(self, run: str, wanted: _Wanted, reason: str) -> None:
+        """Says why. In readiness only for a run that is expected here: named in the settings, or indexed."""
+        if wanted.indexed is not None or self._services.settings.names(run):
             self._services.health.problem(f"run {run}", reason)
         logger.error("run_refused", extra={"run": run, "reason": reason})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
@@ -10,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 
 from deltapost import __version__
-from deltapost.errors import ConfigurationError
+from deltapost.settings import listen
 from deltapost_aggregator.context import Health
 
 #: Seconds without a successful read of any stream after which the process no longer counts as healthy.
@@ -42,14 +41,7 @@ class HealthServer:
     """Serves `health_app` from a thread of its own until `stop`. Raises ConfigurationError: address taken."""
 
     def __init__(self, health: Health, host: str, port: int) -> None:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the health endpoints cannot listen on {host}:{port}: {error.strerror}",
-                hint="choose another DELTAPOST_AGGREGATOR_HEALTH_PORT, or 0 for none",
-            ) from None
+        self._socket = listen(host, port, setting="DELTAPOST_AGGREGATOR_HEALTH_PORT")
         config = uvicorn.Config(health_app(health), log_level="warning", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -28,6 +28,7 @@ from deltapost.errors import (
     ObjectMissing,
     SignatureRefused,
 )
+from deltapost.events import events
 from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
@@ -37,7 +38,7 @@ from deltapost.streams import Entry
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.payloads import PayloadCache, PayloadChecks
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ ledger only learns when each learner was last seen.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from deltapost.errors import DeltapostError, MalformedMessage, SignatureRefused, StreamError
+from deltapost.events import events
 from deltapost.ledger import runs
 from deltapost.serialization.messages import (
     AliveMessage,
@@ -23,7 +23,7 @@ from deltapost.serialization.names import members_stream
 from deltapost.streams import START, Entry, position_key
 from deltapost_aggregator.context import RunContext
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 BATCH_ENTRIES = 512
 #: Entries kept for later because their learner's key could not be had; the oldest go first.

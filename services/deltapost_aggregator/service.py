@@ -16,6 +16,7 @@ from functools import partial
 from deltapost.adapters.native import NativeBackend
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import DeltapostError
+from deltapost.events import events
 from deltapost.ledger.engine import open_ledger
 from deltapost.points import kill_from_environment
 from deltapost.serialization.signing import SigningKey
@@ -29,7 +30,7 @@ from deltapost_aggregator.members import MembersReader
 from deltapost_aggregator.settings import AggregatorSettings
 from deltapost_aggregator.worker import FragmentWorker
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Annotated
 
-from pydantic import Field, SecretStr, StringConstraints
+from pydantic import Field, SecretStr, StringConstraints, field_validator
 
 from deltapost.limits import LEARNER_LEASE_SECONDS, LEASE_SECONDS
+from deltapost.serialization.names import ID_PATTERN
 from deltapost.settings import Settings
 
 
@@ -26,9 +28,9 @@ class AggregatorSettings(Settings):
     #: Comma-separated run ids to serve; `*` serves every run that is announced.
     serve_runs: str = "*"
     #: Seconds a fragment's lease lasts without renewal.
-    lease_seconds: Annotated[float, Field(gt=0)] = LEASE_SECONDS
+    lease_seconds: Annotated[float, Field(gt=0, le=3600)] = LEASE_SECONDS
     #: Seconds a learner stays live after its last message.
-    learner_lease_seconds: Annotated[float, Field(gt=0)] = LEARNER_LEASE_SECONDS
+    learner_lease_seconds: Annotated[float, Field(gt=0, le=86_400)] = LEARNER_LEASE_SECONDS
     #: Longest wait for mail, in seconds: how soon an idle fragment looks for records others wrote.
     poll_seconds: Annotated[float, Field(gt=0, le=30)] = 1.0
     #: Bytes of payloads kept in memory per fragment between intake and close.
@@ -37,7 +39,21 @@ class AggregatorSettings(Settings):
     aggregator_health_host: str = "127.0.0.1"
     aggregator_health_port: Annotated[int, Field(ge=0, le=65535)] = 8801
 
+    @field_validator("serve_runs")
+    @classmethod
+    def _run_ids(cls, value: str) -> str:
+        for name in value.split(","):
+            if name.strip() != "*" and re.fullmatch(ID_PATTERN, name.strip()) is None:
+                raise ValueError(f"{name.strip()!r:.80} is neither a run id nor *")
+        return value
+
     def serves(self, run: str) -> bool:
         """Whether this aggregator is allowed to serve the run."""
-        allowed = {name.strip() for name in self.serve_runs.split(",")}
-        return "*" in allowed or run in allowed
+        return "*" in self._named() or self.names(run)
+
+    def names(self, run: str) -> bool:
+        """Whether the run is one of those named: the operator expects it to be served."""
+        return run in self._named()
+
+    def _named(self) -> set[str]:
+        return {name.strip() for name in self.serve_runs.split(",")}

@@ -7,7 +7,7 @@ stood) only saves time.
 
 from __future__ import annotations
 
-import logging
+import re
 import secrets
 import statistics
 from dataclasses import replace
@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from deltapost.algorithms.schedule import RoundTimes, Schedule
 from deltapost.algorithms.sealing import OpenRound, Ready, Waiting, readiness
 from deltapost.errors import DeltapostError, LeaseLost
+from deltapost.events import events
 from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger import leases, runs, seals
 from deltapost.ledger.leases import Lease
@@ -31,10 +32,13 @@ from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.intake import Intake
 from deltapost_aggregator.payloads import PayloadCache
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Entries judged in one transaction: bounds what is judged again after a crash.
 BATCH_ENTRIES = 64
+
+#: How an owner names a life of a stream.
+_EPOCH = re.compile(r"[0-9a-f]{16}")
 
 Progress: TypeAlias = Literal["committed", "adopted", "read", "idle", "not_owner"]
 
@@ -145,7 +149,7 @@ class FragmentWorker:
         self._services.reach("adopt.record_read")
         logger.info("record_adopted", extra=self._fields() | {"version": record.version})
         sealed = seals.pending(self._services.ledger, lease.run, lease.fragment, standing.head)
-        indexed = self._closer.index(lease, standing, record, Stages(), sealed)
+        indexed = self._closer.index(lease, standing, record, Stages(), sealed, own=False)
         self._services.reach("adopt.tx_done")
         self._after_commit(lease, sealed, indexed)
         return True
@@ -175,9 +179,9 @@ class FragmentWorker:
         by the learners' timers.
         """
         log = self._services.log
-        name = log.epoch(self._stream)
-        if name is None:
-            name = log.claim_epoch(self._stream, secrets.token_hex(8))
+        name = log.epoch(self._stream) or log.claim_epoch(self._stream, secrets.token_hex(8))
+        if _EPOCH.fullmatch(name) is None:  # whatever stands there, nobody of ours wrote it
+            name = log.replace_epoch(self._stream, old=name, new=secrets.token_hex(8))
         bounds = log.bounds(self._stream)
         at = position_key(standing.position)
         behind = bounds is None or position_key(bounds.last_id) < at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uvicorn
 
 from deltapost.ledger import open_ledger
-from deltapost.settings import reveal
+from deltapost.settings import listen, reveal
 from deltapost_ledger.app import create_app
 from deltapost_ledger.settings import LedgerSettings
 
@@ -20,13 +20,13 @@ def main(settings: LedgerSettings) -> None:
     ledger = open_ledger(reveal(settings.ledger_url))
     try:
         ledger.check_revision()
-        uvicorn.run(
+        config = uvicorn.Config(
             create_app(ledger),
-            host=settings.ledger_host,
-            port=settings.ledger_port,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
+        with listen(settings.ledger_host, settings.ledger_port, setting="DELTAPOST_LEDGER_PORT") as socket:
+            uvicorn.Server(config).run(sockets=[socket])
     finally:
         ledger.close()

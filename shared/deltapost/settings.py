@@ -7,6 +7,7 @@ carry a password are SecretStr: they never show in repr, logs or error messages.
 from __future__ import annotations
 
 import os
+import socket
 import tomllib
 from typing import Any, TypeVar
 
@@ -26,7 +27,9 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseSettings):
     """Base of every service's settings. Build with `read`, which turns mistakes into ConfigurationError."""
 
-    model_config = SettingsConfigDict(env_prefix="DELTAPOST_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="DELTAPOST_", frozen=True, extra="ignore", allow_inf_nan=False
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -61,6 +64,17 @@ class Settings(BaseSettings):
                 f"setting {field!r}: {first['msg']}",
                 hint=f"set DELTAPOST_{field.upper()}, or {field} in the file DELTAPOST_CONFIG names",
             ) from None
+
+
+def listen(host: str, port: int, *, setting: str) -> socket.socket:
+    """A listening TCP socket. Raises ConfigurationError, naming the setting of its port."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", hint=f"set {setting} to a free port"
+        ) from None
 
 
 def reveal(secret: SecretStr) -> str:

@@ -21,7 +21,7 @@ PACKAGES = {
 #: A module may import from its own layer and from those before it; parts of one layer only where named.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "limits", "root"}),
-    frozenset({"serialization", "settings", "points"}),
+    frozenset({"serialization", "settings", "points", "events"}),
     frozenset({"adapters"}),
     frozenset({"codecs"}),
     frozenset({"algorithms"}),

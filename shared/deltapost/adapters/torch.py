@@ -190,7 +190,16 @@ class TorchModel:
             raise SchemaMismatch(f"the model has no parameter {name!r:.80}") from None
 
 
-def _spec(name: str, tensor: torch.Tensor) -> ParameterSpec:
+def _spec(name: str, tensor: object) -> ParameterSpec:
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigurationError(f"parameter {name!r} is {type(tensor).__name__}, not a torch tensor")
+    if tensor.layout != torch.strided:
+        raise ConfigurationError(f"parameter {name!r} has the layout {tensor.layout}, not a dense one")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ConfigurationError(
+            f"parameter {name!r} is an expanded view: several elements share one place in memory",
+            hint="pass tensor.contiguous()",
+        )
     if tensor.is_meta:
         raise ConfigurationError(f"parameter {name!r} is on the meta device and holds no numbers")
     if tensor.dtype not in DTYPES:

@@ -7,7 +7,6 @@ it. Training does not wait for it; the lock it shares with training is the journ
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from deltapost.errors import (
     MalformedMessage,
     SignatureRefused,
 )
+from deltapost.events import events
 from deltapost.learner.following import Commit, Follower
 from deltapost.learner.inbox import Inbox
 from deltapost.learner.journal import Journal, JournalEntry
@@ -28,7 +28,7 @@ from deltapost.serialization.names import commits_stream, envelope_stream
 from deltapost.serialization.records import Record
 from deltapost.streams import START, MessageLog, position_key
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 LONGEST_REPOST_SECONDS = 300.0
 #: Seconds between looks for a next record that no announcement spoke of, while something is unanswered.
@@ -72,7 +72,10 @@ class Courier:
         self._monotonic = monotonic
         self._announced: dict[int, int] = {}
         self._probe_at = monotonic() + PROBE_SECONDS
-        self._reposts: dict[bytes, _Repost] = {}
+        #: What a session finds in its journal is posted again at once: nobody knows what became of it.
+        self._reposts = {
+            entry.signed.sha256: _Repost(monotonic(), repost_seconds) for entry in journal.unanswered()
+        }
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"deltapost courier {learner}", daemon=True)
 

@@ -6,7 +6,6 @@ Whoever is first creates; everyone else finds the run there and must fit it.
 from __future__ import annotations
 
 import hashlib
-import logging
 
 from deltapost.adapters import Model
 from deltapost.algorithms import ARITHMETIC_VERSION
@@ -14,6 +13,7 @@ from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import Partition
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import ConfigurationError, NonFinite, ObjectConflict, ObjectMissing, SchemaMismatch
+from deltapost.events import events
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization import ParameterSpec, Schema, TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
@@ -22,7 +22,7 @@ from deltapost.serialization.records import Manifest, Parameter
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 
 def find_plan(store: ObjectStore, run: str) -> RunPlan | None:

@@ -7,7 +7,6 @@ fewer bytes, as the chain of updates since the anchor held; either way its SHA-2
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from deltapost.adapters import Backend
 from deltapost.algorithms.anchors import apply_update
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import AccessDenied, ForkedHistory, HistoryError, ObjectMissing
+from deltapost.events import events
 from deltapost.learner.history import History
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization import TensorBytes, pack, unpack_expected
@@ -30,7 +30,7 @@ from deltapost.serialization.names import (
 from deltapost.serialization.records import Attestation, Record
 from deltapost.stores import ObjectStore
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Records read one by one before a learner that is behind jumps to the newest instead.
 LONGEST_WALK = 64

@@ -86,5 +86,6 @@ class History:
         self._replace(newest=tuple(newest), aggregator_key=aggregator_key)
 
     def _replace(self, **values: object) -> None:
-        self._stored = self._stored.model_copy(update=values)
-        write_durably(self._path, self._stored.to_bytes())
+        stored = self._stored.model_copy(update=values)
+        write_durably(self._path, stored.to_bytes())
+        self._stored = stored

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -11,6 +10,7 @@ from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes, Partition
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import ConfigurationError, ObjectConflict, SignatureRefused
+from deltapost.events import events
 from deltapost.learner.courier import Courier
 from deltapost.learner.creating import check_fit, create_run, find_plan
 from deltapost.learner.files import DirectoryLock
@@ -31,7 +31,7 @@ from deltapost.settings import reveal
 from deltapost.stores import ObjectStore, open_store
 from deltapost.streams import START, MessageLog, open_log
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Entries kept in the stream on which runs are announced.
 MAX_RUNS_ENTRIES = 10_000
@@ -62,6 +62,11 @@ def join(
     """
     check_id("run", run)
     check_id("learner", learner)
+    if algorithm is not None and not isinstance(algorithm, DiLoCo):
+        raise ConfigurationError(
+            f"algorithm is {type(algorithm).__name__}",
+            hint="pass a deltapost.DiLoCo, or none to take the run's",
+        )
     config = LearnerSettings.read(
         store=store if isinstance(store, str) else ("memory://given" if store is not None else None),
         redis_url=redis_url
@@ -74,6 +79,7 @@ def join(
     log = open_log(reveal(config.redis_url)) if redis_url is None or isinstance(redis_url, str) else redis_url
     key = SigningKey.load_or_create(config.key_file(learner))
     wrapped = wrap_model(model)
+    log.ping()  # before anything is created
     plan = find_plan(opened_store, run)
     if plan is None:
         if algorithm is None:

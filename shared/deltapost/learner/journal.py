@@ -10,7 +10,6 @@ unanswered, the payload under its SHA-256, `….payload`.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import threading
 from dataclasses import dataclass, replace
@@ -20,12 +19,13 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from deltapost.errors import MalformedMessage
+from deltapost.events import events
 from deltapost.learner.files import write_durably
 from deltapost.serialization.documents import Document
 from deltapost.serialization.messages import ContributionMessage, SignedMessage, read_message
 from deltapost.serialization.verdicts import REDECIDED, Verdict
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Answered entries kept per fragment, so that repeating a recent publish still finds its receipt.
 KEPT_ANSWERED: Final = 16

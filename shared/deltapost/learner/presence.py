@@ -6,11 +6,11 @@ nothing.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
 from deltapost.errors import DeltapostError
+from deltapost.events import events
 from deltapost.limits import MAX_MEMBERS_ENTRIES
 from deltapost.serialization.messages import (
     AliveMessage,
@@ -24,7 +24,7 @@ from deltapost.serialization.names import members_stream
 from deltapost.serialization.signing import SigningKey
 from deltapost.streams import MessageLog
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Seconds until an `alive` that could not be posted is tried again.
 RETRY_SECONDS = 1.0

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from deltapost.adapters import Backend, Model, Value, wrap_model
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import SchemaMismatch, StoreError
+from deltapost.errors import NonFinite, SchemaMismatch, StoreError
+from deltapost.events import events
 from deltapost.learner.journal import Journal, JournalEntry
 from deltapost.points import Reach
 from deltapost.serialization import TensorBytes, pack
@@ -26,7 +26,7 @@ from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Receipt:
     """The payload is durable in the bucket and the envelope is on the stream.
 
     `envelope` identifies the contribution in ledger, records and logs. `repeated`: these bytes were published
-    before, and nothing changed. `payload_bytes` were uploaded, where the delta in fp32 has `dense_bytes`.
+    before, and nothing changed. `posted` is False where `publish_due` met a store or a stream that does not
+    answer: the contribution is journalled, and posted as soon as they do. `payload_bytes` are uploaded, where
+    the delta in fp32 has `dense_bytes`.
     """
 
     run: str
@@ -47,6 +49,7 @@ class Receipt:
     dense_bytes: int
     entry_id: str
     repeated: bool
+    posted: bool = True
 
 
 class Publisher:
@@ -77,6 +80,11 @@ class Publisher:
         """The payload at the run's delta precision. Raises NonFinite, naming the parameter."""
         entries: dict[str, TensorBytes] = {}
         for spec in self._plan.specs(fragment):
+            if not delta[spec.name].is_finite():
+                raise NonFinite(
+                    f"the delta of parameter {spec.name!r} has a NaN or an infinity: nothing was published",
+                    hint="the model or its anchor is not finite",
+                )
             entries |= self._plan.delta_codec.encode(spec.name, delta[spec.name])
         return pack(entries)
 
@@ -115,7 +123,7 @@ class Publisher:
         )
         return self.receipt(entry, entry_id, repeated=repeated)
 
-    def receipt(self, entry: JournalEntry, entry_id: str, *, repeated: bool) -> Receipt:
+    def receipt(self, entry: JournalEntry, entry_id: str, *, repeated: bool, posted: bool = True) -> Receipt:
         message = entry.message
         return Receipt(
             run=message.run,
@@ -128,6 +136,7 @@ class Publisher:
             dense_bytes=self._plan.dense_bytes(message.fragment),
             entry_id=entry_id,
             repeated=repeated,
+            posted=posted,
         )
 
     def _key_of(self, message: ContributionMessage) -> str:

@@ -7,7 +7,7 @@ that keep their own counts.
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from deltapost.adapters import Model
 from deltapost.algorithms.plan import RunPlan
 from deltapost.algorithms.schedule import Schedule
 from deltapost.errors import ConfigurationError, DeltapostError
+from deltapost.events import events
 from deltapost.learner.courier import Courier
 from deltapost.learner.files import DirectoryLock
 from deltapost.learner.following import Commit, Follower
@@ -28,7 +29,7 @@ from deltapost.learner.publishing import Publisher, Receipt, delta_values, paylo
 from deltapost.serialization import TensorBytes
 from deltapost.serialization.messages import ContributionMessage
 
-logger = logging.getLogger(__name__)
+logger = events(__name__)
 
 #: Seconds between the warnings of a learner that waits for a commit.
 WAIT_WARNING_SECONDS = 30.0
@@ -164,18 +165,25 @@ class Run:
         metrics: Mapping[str, float] | None = None,
         final: bool = False,
     ) -> list[Receipt]:
-        """Publishes each fragment that is due; most steps none is. Raises as `publish_contribution` does."""
-        receipts = [self._publish_counted(fragment, loss, metrics, final) for fragment in self.due()]
+        """Publishes each fragment that is due; most steps none is.
+
+        A store, stream or disk that fails does not stop training: what was journalled is posted later (its
+        receipt says `posted=False`), what could not even be journalled waits for the fragment's next turn. A
+        loss that is not finite is left out. Else raises as `publish_contribution` does.
+        """
+        due = self.due()
         self._looked_at = self.local_step
-        return receipts
+        receipts = [self._publish_counted(fragment, loss, metrics, final) for fragment in due]
+        return [receipt for receipt in receipts if receipt is not None]
 
     def publish_final(self, *, loss: float | None = None) -> list[Receipt]:
-        """Publishes, as the last of this learner, every fragment with steps that no round holds yet."""
-        return [
-            self._publish_counted(fragment, loss, None, True)
-            for fragment in sorted(self._progress)
-            if self._free(fragment)
-        ]
+        """Publishes, as the last of this learner, every fragment with steps that no round holds yet.
+
+        Fails as little as `publish_due`.
+        """
+        free = [fragment for fragment in sorted(self._progress) if self._free(fragment)]
+        receipts = [self._publish_counted(fragment, loss, None, True) for fragment in free]
+        return [receipt for receipt in receipts if receipt is not None]
 
     def _publish_counted(
         self,
@@ -183,21 +191,36 @@ class Run:
         loss: float | None,
         metrics: Mapping[str, float] | None,
         final: bool,
-    ) -> Receipt:
+    ) -> Receipt | None:
         progress = self._progress[fragment]
-        return self.publish_contribution(
-            fragment,
-            progress.version,
-            anchor=self._anchors[fragment],
-            theta=self._model,
-            local_step=self.local_step,
-            steps=progress.steps,
-            tokens=progress.tokens,
-            step_seconds=self._step_seconds or 0.0,
-            loss=loss,
-            metrics=metrics,
-            final=final,
-        )
+        if loss is not None and not math.isfinite(loss):
+            logger.warning("loss_left_out", extra={"run": self.name, "fragment": fragment, "loss": str(loss)})
+            loss = None
+        try:
+            return self.publish_contribution(
+                fragment,
+                progress.version,
+                anchor=self._anchors[fragment],
+                theta=self._model,
+                local_step=self.local_step,
+                steps=progress.steps,
+                tokens=progress.tokens,
+                step_seconds=self._step_seconds or 0.0,
+                loss=loss,
+                metrics=metrics,
+                final=final,
+            )
+        except DeltapostError as error:
+            if not error.retryable:
+                raise
+            logger.warning(
+                "publish_delayed",
+                extra={"run": self.name, "fragment": fragment, "reason": str(error)},
+            )
+        entry = self._journal.find(fragment, progress.version)
+        if entry is None or entry.refused:
+            return None
+        return self._publisher.receipt(entry, "", repeated=False, posted=False)
 
     def publish_contribution(
         self,
@@ -234,7 +257,7 @@ class Run:
                 f"fragment {fragment} of run {self.name!r} does not exist: it has {len(self.plan.fragments)}"
             )
         known = self._journal.find(fragment, version)
-        if known is not None and known.answered:
+        if known is not None and (known.answered or version < self.version(fragment)):
             return self._publisher.receipt(known, "", repeated=True)
         if known is not None and not known.refused:
             return self._publisher.post(known, repeated=True)

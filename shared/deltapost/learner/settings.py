@@ -31,11 +31,11 @@ class LearnerSettings(Settings):
     #: The aggregators' public key (64 hexadecimal digits), pinned in the manifest of a run created here.
     aggregator_key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     #: Seconds a learner counts as live after a message; `alive` goes out at a third of it.
-    learner_lease_seconds: Annotated[float, Field(gt=0)] = LEARNER_LEASE_SECONDS
+    learner_lease_seconds: Annotated[float, Field(gt=0, le=86_400)] = LEARNER_LEASE_SECONDS
     #: Longest wait for mail, in seconds.
     poll_seconds: Annotated[float, Field(gt=0, le=30)] = 0.5
     #: Seconds after which an unanswered envelope is posted again; doubles each time, to 5 minutes.
-    repost_seconds: Annotated[float, Field(gt=0)] = 20.0
+    repost_seconds: Annotated[float, Field(gt=0, le=86_400)] = 20.0
 
     def pinned_aggregator_key(self) -> bytes | None:
         return bytes.fromhex(self.aggregator_key) if self.aggregator_key else None

@@ -65,6 +65,16 @@ def open_round(
     return view
 
 
+def envelope(ledger: Ledger, run: str, sha256: bytes) -> bytes | None:
+    """The frame of an envelope that intake has seen."""
+    with ledger.read() as session:
+        return session.scalars(
+            select(ContributionRow.message).where(
+                ContributionRow.run == run, ContributionRow.envelope == sha256
+            )
+        ).one_or_none()
+
+
 def record(
     ledger: Ledger,
     lease: Lease,

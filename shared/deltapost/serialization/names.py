@@ -2,7 +2,7 @@
 
 Keys below a store's prefix (`V`: the version a round *produces*; `B`: its *base* version, V - 1)::
 
-    RUN/manifest
+    RUN/manifest                       RUN/aggregator
     RUN/genesis/FRAGMENT/SHA256
     RUN/learners/LEARNER
     RUN/deltas/LEARNER/FRAGMENT/B/SHA256
@@ -32,9 +32,9 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 RUNS_STREAM: Final = "deltapost:runs"
 
 
-def check_id(kind: Literal["run", "learner"], value: str) -> str:
+def check_id(kind: Literal["run", "learner"], value: object) -> str:
     """`value`, if it is a valid run or learner id; else MalformedMessage."""
-    if _ID.fullmatch(value) is None:
+    if not isinstance(value, str) or _ID.fullmatch(value) is None:  # callers outside pass anything
         raise MalformedMessage(
             f"{kind} id {value!r:.80} is not valid",
             hint="use 1 to 64 of the characters a-z, 0-9 and '-'",
@@ -56,6 +56,11 @@ def _numbers(fragment: int, version: int) -> str:
 
 def manifest_key(run: str) -> str:
     return f"{check_id('run', run)}/manifest"
+
+
+def aggregator_object_key(run: str) -> str:
+    """Where the first aggregator that serves a run leaves its public key, if the manifest pins none."""
+    return f"{check_id('run', run)}/aggregator"
 
 
 def end_key(run: str) -> str:
@@ -115,6 +120,7 @@ def epoch_key(stream: str) -> str:
 
 Area = Literal[
     "manifest",
+    "aggregator",
     "end",
     "genesis",
     "learners",
@@ -146,7 +152,7 @@ def parse_key(key: str) -> ParsedKey | None:
     if _ID.fullmatch(run) is None:
         return None
     match parts:
-        case ["manifest" | "end" as area]:
+        case ["manifest" | "aggregator" | "end" as area]:
             return ParsedKey(area, run)
         case ["learners", learner] if _ID.fullmatch(learner):
             return ParsedKey("learners", run, learner=learner)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -137,6 +137,10 @@ class MergedClaim(Claim):
     cosine: Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
+#: What the merge added to a claim.
+_MERGE_FIELDS: Final = ("weight", "norm", "cosine")
+
+
 class Record(Document):
     """The facts of a round. `version` is the one it produced; `previous` hashes the record before it."""
 
@@ -172,17 +176,27 @@ class Record(Document):
         found.update((p.envelope, "accepted") for p in self.participants)
         return found
 
-    def follows(self, seal: SealContent) -> bool:
-        """Whether this record says what the seal fixed (participants, answers, counts)."""
-        return (
-            [(p.learner, p.envelope) for p in self.participants]
-            == [(c.learner, c.envelope) for c in seal.claims]
-            and self.answers == seal.answers
-            and self.unverified == seal.unverified
-            and self.over_quota == seal.over_quota
-            and (self.version, self.generation, self.degraded)
-            == (seal.version, seal.generation, seal.degraded)
+    def seal_content(self) -> SealContent:
+        """What the seal of this record fixed."""
+        claims = tuple(
+            Claim(**participant.model_dump(exclude={"payload", *_MERGE_FIELDS}), payload=participant.payload)
+            for participant in self.participants
         )
+        return SealContent(
+            run=self.run,
+            fragment=self.fragment,
+            version=self.version,
+            generation=self.generation,
+            claims=claims,
+            answers=self.answers,
+            unverified=self.unverified,
+            over_quota=self.over_quota,
+            degraded=self.degraded,
+        )
+
+    def follows(self, seal: SealContent) -> bool:
+        """Whether this record says what the seal fixed."""
+        return self.seal_content() == seal
 
 
 class Observations(Document):

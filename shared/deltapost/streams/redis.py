@@ -129,17 +129,19 @@ class RedisLog:
     def epoch(self, stream: str) -> str | None:
         with self._reported("GET", epoch_key(stream)):
             name: bytes | None = self._client.get(epoch_key(stream))
-            return None if name is None else name.decode(errors="replace")
+            return None if name is None else name.decode(errors="surrogateescape")
 
     def claim_epoch(self, stream: str, proposed: str) -> str:
         with self._reported("SET", epoch_key(stream)):
             name: bytes | None = self._client.set(epoch_key(stream), proposed, nx=True, get=True)
-            return proposed if name is None else name.decode(errors="replace")
+            return proposed if name is None else name.decode(errors="surrogateescape")
 
     def replace_epoch(self, stream: str, *, old: str, new: str) -> str:
         with self._reported("EVAL", epoch_key(stream)):
-            name: bytes = self._replace_epoch(keys=[epoch_key(stream)], args=[old, new])
-            return name.decode(errors="replace")
+            name: bytes = self._replace_epoch(
+                keys=[epoch_key(stream)], args=[old.encode(errors="surrogateescape"), new]
+            )
+            return name.decode(errors="surrogateescape")
 
     def ping(self) -> None:
         with self._reported("PING", "the server"):

@@ -49,13 +49,13 @@ class Child:
 
         threading.Thread(target=read, name=f"follow {self.name}", daemon=True).start()
 
-    def check(self) -> None:
-        """Raises ConfigurationError, with the end of its log, when the process has failed."""
+    def check(self, reason: str | None = None) -> None:
+        """Raises ConfigurationError when the process has failed: with `reason`, or the end of its log."""
         status = self.process.poll()
         if status not in (None, 0):
-            tail = self.log.read_text(errors="replace").strip().splitlines()[-3:]
+            tail = self.log.read_text(errors="replace").strip().splitlines()[-1:]
             raise ConfigurationError(
-                f"{self.name} ended with status {status}: {' / '.join(tail) or 'it wrote nothing'}",
+                f"{self.name} ended with status {status}: {reason or ' '.join(tail) or 'it wrote nothing'}",
                 hint=f"its log is {self.log}",
             )
 
@@ -127,6 +127,11 @@ class LineSink:
     def restarted(self, name: str) -> None:
         with self._lock:
             self._now[name].state = "starting"
+
+    def failure(self, name: str) -> str | None:
+        """Why the learner said it ended, if it said so."""
+        with self._lock:
+            return self._now[name].failure
 
     def snapshot(self) -> dict[str, LearnerProgress]:
         with self._lock:

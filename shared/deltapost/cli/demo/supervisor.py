@@ -25,6 +25,8 @@ from deltapost.serialization import unpack
 from deltapost.serialization.names import anchor_key
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import open_store
+from deltapost.stores.probe import probe
+from deltapost.streams import open_log
 
 #: Held-out windows that a loss is measured on.
 HELD_OUT_WINDOWS = 512
@@ -77,14 +79,20 @@ class Demo:
 
     def run(self) -> Outcome:
         """Runs to the end. Raises ConfigurationError, naming the log, when a process fails."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the directory {str(self._directory)!r} cannot be made: {error.strerror}",
+                hint="name another with --directory",
+            ) from None
         self._started = time.monotonic()
         with ExitStack() as stack:
+            ledger = self._prepare(stack)
             self._note("reading the standard library's source, measuring the model before training")
             corpus = load_corpus(self._settings.learners)
             model = build_model(self._settings.seed)
             before = self._held_out(model, corpus)
-            ledger = self._prepare(stack)
             aggregator = self._start("aggregator", "deltapost.cli.main", ["aggregator"], stack)
             self._train(ledger, stack, aggregator)
             self._note("measuring the committed model")
@@ -96,6 +104,8 @@ class Demo:
         if self._redis_url is None:
             self._note("starting Valkey")
             self._redis_url = stack.enter_context(valkey(self._directory / "valkey"))
+        open_log(self._redis_url).ping()
+        probe(open_store(self._store_url))
         ledger = open_ledger(self._ledger_url)
         stack.callback(ledger.close)
         migrate(ledger)
@@ -165,7 +175,7 @@ class Demo:
             aggregator.check()
             for number, child in enumerate(learners):
                 if number != victim or killed_at is None or restarted:
-                    child.check()
+                    child.check(self._lines.failure(child.name))
             self._update(heads)
             time.sleep(0.25)
         self._update(self._heads(ledger))

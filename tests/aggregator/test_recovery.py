@@ -1,0 +1,373 @@
+"""What the aggregator does when store, stream, ledger or a stranger are not as they should be."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from deltapost.errors import HistoryError, MalformedMessage, StoreError, StoreUnavailable
+from deltapost.ledger import runs
+from deltapost.ledger.engine import Ledger, open_ledger
+from deltapost.ledger.revisions import migrate
+from deltapost.serialization import TensorBytes, pack
+from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.messages import AliveMessage, ContributionMessage, JoinMessage, sign_message
+from deltapost.serialization.names import (
+    anchor_key,
+    attestation_key,
+    delta_key,
+    envelope_stream,
+    epoch_key,
+    learner_key,
+    members_stream,
+    record_key,
+)
+from deltapost.streams.redis import RedisLog
+from deltapost_aggregator.members import MembersReader
+from deltapost_aggregator.worker import FragmentWorker
+from fixtures.pipeline import (
+    LEARNERS,
+    RUN,
+    Pipeline,
+    arrays,
+    learner_signing_key,
+    plain_config,
+)
+
+DELTA = {learner: arrays(number + 1) for number, learner in enumerate(LEARNERS)}
+
+
+def healthy(pipeline: Pipeline, version: int = 0) -> None:
+    for learner in LEARNERS:
+        pipeline.post(learner, DELTA[learner], version=version)
+
+
+class Store:
+    """The pipeline's store, in which `faults` decides what a call raises."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.faults: dict[str, type[StoreError]] = {}
+
+    def get(self, key: str, **keywords: Any) -> Any:
+        error = self.faults.get(key)
+        if error is not None:
+            raise error(f"{key} fails")
+        return self._inner.get(key, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def forge(pipeline: Pipeline, worker: FragmentWorker) -> str:
+    """A record of the next version whose anchor a stranger chose; returns its key."""
+    healthy(pipeline)
+    pipeline.run_to(1, worker)
+    before = pipeline.record(1)
+    ones = pack(
+        {
+            spec.name: TensorBytes("F32", spec.shape, np.ones(spec.shape, np.float32).tobytes())
+            for spec in pipeline.plan.specs(0)
+        }
+    )
+    anchor = ObjectRef(sha256=hashlib.sha256(ones).digest(), size=len(ones))
+    pipeline.store.put(anchor_key(RUN, 0, 1, anchor.sha256), ones)
+    forged = before.model_copy(update={"version": 2, "previous": before.sha256, "anchor": anchor})
+    key = record_key(RUN, 0, 2)
+    pipeline.store.put(key, forged.to_bytes())
+    return key
+
+
+def test_a_record_that_a_stranger_put_into_the_bucket_is_never_attested(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    worker = pipeline.worker()
+    key = forge(pipeline, worker)
+
+    with pytest.raises(HistoryError, match=key):
+        pipeline.settle(pipeline.worker())
+
+    assert pipeline.head() == 1
+    assert list(pipeline.store.list(attestation_key(RUN, 0, 2))) == []
+
+
+def test_once_a_forged_record_is_removed_the_run_goes_on(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    key = forge(pipeline, pipeline.worker())
+    pipeline.store.delete(key)
+    healthy(pipeline, version=1)
+
+    pipeline.run_to(2)
+
+    assert [p.learner for p in pipeline.record(2).participants] == sorted(LEARNERS)
+
+
+@pytest.mark.parametrize("attested", [True, False])
+def test_a_ledger_that_forgot_a_round_adopts_its_record_and_vouches_for_it_if_nobody_has(
+    ledger: Ledger, migrated_sqlite_url: str, attested: bool
+) -> None:
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+    pipeline.run_to(1)
+    records, dump = pipeline.records(), pipeline.dump()
+    if not attested:
+        pipeline.store.delete(attestation_key(RUN, 0, 1))
+    pipeline.ledger = open_ledger(migrated_sqlite_url.replace("migrated.db", "again.db"))
+    migrate(pipeline.ledger)
+    runs.admit(pipeline.ledger, pipeline.plan.manifest)
+
+    pipeline.run_to(1)
+
+    assert pipeline.records() == records
+    assert {name: rows for name, rows in pipeline.dump().items() if name != "contributions"} == {
+        name: rows for name, rows in dump.items() if name != "contributions"
+    }
+    pipeline.ledger.close()
+
+
+def test_an_adopted_record_whose_claims_nobody_signed_is_refused(ledger: Ledger) -> None:
+    """Honest arithmetic over a contribution that its learner never announced."""
+    pipeline = Pipeline(ledger)
+    worker = pipeline.worker()
+    healthy(pipeline)
+    pipeline.run_to(1, worker)
+    record = pipeline.record(1)
+    other = Pipeline(ledger=ledger, store=pipeline.store, log=pipeline.log)
+    claims = list(record.participants)
+    claims[0] = claims[0].model_copy(update={"tokens": claims[0].tokens * 1000})
+    forged = record.model_copy(
+        update={"participants": tuple(claims), "version": 2, "previous": record.sha256}
+    )
+    other.store.put(record_key(RUN, 0, 2), forged.to_bytes())
+
+    with pytest.raises(HistoryError, match="not attested"):
+        other.settle(other.worker())
+
+
+def test_a_strange_epoch_name_is_replaced_and_the_run_goes_on(ledger: Ledger, valkey_url: str) -> None:
+    log = RedisLog(valkey_url)
+    pipeline = Pipeline(ledger, log=log)
+    with redis.Redis.from_url(valkey_url) as client:
+        client.set(epoch_key(envelope_stream(RUN, 0)), b"\xff\xfe" * 2000)
+    healthy(pipeline)
+
+    pipeline.run_to(1)
+
+    name = log.epoch(envelope_stream(RUN, 0))
+    assert name is not None
+    assert len(name) == 16
+    log.close()
+
+
+def test_a_stream_trimmed_by_somebody_else_gets_one_new_epoch_not_one_a_step(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    worker = pipeline.worker()
+    pipeline.post("ada", DELTA["ada"])
+    pipeline.settle(worker)
+    pipeline.post("bob", DELTA["bob"])
+    stream = envelope_stream(RUN, 0)
+    pipeline.log.trim(stream, "9999999999999-0")
+    names = set()
+
+    for _ in range(8):
+        worker.step(0.0)
+        names.add(pipeline.log.epoch(stream))
+
+    assert len(names - {None}) == 1
+
+
+def test_whoever_is_live_is_not_known_before_the_members_stream_was_read_to_its_end(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, config=plain_config(quorum_size=3, min_quorum=1))
+    context = pipeline.context()
+    worker, members = FragmentWorker(context, 0), MembersReader(context)
+    for learner in LEARNERS:
+        _say(pipeline, learner, 0)
+    pipeline.post("ada", DELTA["ada"])
+
+    for _ in range(5):
+        worker.step(0.0)
+    assert pipeline.head() == 0
+
+    members.step(0.0)
+    for _ in range(5):
+        worker.step(0.0)
+    assert pipeline.head() == 0
+
+    for learner in LEARNERS[1:]:
+        pipeline.post(learner, DELTA[learner])
+    pipeline.run_to(1, worker)
+    assert not pipeline.record(1).degraded
+
+
+def test_a_round_closes_degraded_with_those_who_are_left(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, config=plain_config(quorum_size=3, min_quorum=1))
+    context = pipeline.context()
+    worker, members = FragmentWorker(context, 0), MembersReader(context)
+    for learner in LEARNERS:
+        _say(pipeline, learner, 0)
+    members.step(0.0)
+    for learner in ("ada", "bob"):
+        pipeline.post(learner, DELTA[learner])
+    worker.step(0.0)
+    assert pipeline.head() == 0
+
+    for counter in range(1, 6):
+        pipeline.clock.sleep(10)
+        for learner in ("ada", "bob"):
+            _say(pipeline, learner, counter)
+        members.step(0.0)
+    pipeline.run_to(1, worker)
+
+    assert pipeline.record(1).degraded
+    assert [p.learner for p in pipeline.record(1).participants] == ["ada", "bob"]
+
+
+def _say(pipeline: Pipeline, learner: str, counter: int) -> None:
+    fields: dict[str, Any] = {"run": RUN, "learner": learner, "session": 1, "counter": counter}
+    message = AliveMessage(**fields, local_step=counter) if counter else JoinMessage(**fields)
+    pipeline.log.append(members_stream(RUN), sign_message(message, learner_signing_key(learner)).frame)
+
+
+def test_a_member_whose_key_cannot_be_had_now_holds_up_nobody_and_is_heard_later(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    store = Store(pipeline.store)
+    pipeline.store = store
+    context = pipeline.context()
+    members = MembersReader(context)
+    store.faults[learner_key(RUN, "ada")] = StoreUnavailable
+    for learner in LEARNERS:
+        _say(pipeline, learner, 0)
+
+    members.step(0.0)
+    members.step(0.0)
+    assert context.live() is None
+
+    store.faults.clear()
+    members.step(0.0)
+    assert context.live() == set(LEARNERS)
+
+
+def test_a_payload_that_fails_holds_up_no_round_that_is_ready_and_is_missing_after_a_minute(
+    ledger: Ledger,
+) -> None:
+    pipeline = Pipeline(ledger, config=plain_config(quorum_size=2, grace_seconds=5.0))
+    store = Store(pipeline.store)
+    pipeline.store = store
+    worker = pipeline.worker()
+    pipeline.post("ada", DELTA["ada"])
+    pipeline.post("bob", DELTA["bob"])
+    failing = pipeline.post("cyd", DELTA["cyd"])
+    message = failing.message
+    key = delta_key(RUN, "cyd", 0, 0, message.payload.sha256)  # type: ignore[union-attr]
+    store.faults[key] = StoreUnavailable
+
+    with pytest.raises(StoreUnavailable):
+        worker.step(0.0)
+    pipeline.clock.sleep(6)
+    for _ in range(2):
+        if pipeline.head() == 0:
+            worker.step(0.0)
+
+    assert pipeline.head() == 1
+    assert {p.learner for p in pipeline.record(1).participants} == {"ada", "bob"}
+
+
+def test_an_object_that_fails_for_a_minute_while_others_are_served_is_missing(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    store = Store(pipeline.store)
+    pipeline.store = store
+    worker = pipeline.worker()
+    failing = pipeline.post("ada", DELTA["ada"])
+    store.faults[delta_key(RUN, "ada", 0, 0, failing.message.payload.sha256)] = StoreUnavailable  # type: ignore[union-attr]
+    for _ in range(6):
+        with pytest.raises(StoreUnavailable):
+            worker.step(0.0)
+        pipeline.clock.sleep(11)
+
+    worker.step(0.0)
+
+    assert pipeline.verdict(failing) == "missing"
+    assert "others were served" in (pipeline.row(failing).detail or "")
+
+
+def test_hundreds_of_copies_of_one_envelope_without_an_object_cost_a_few_seconds(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    pipeline.register("mallory")
+    payload = pipeline.payload(arrays(99))
+    empty = sign_message(pipeline.message("mallory", payload), learner_signing_key("mallory"))
+    for _ in range(300):
+        pipeline.append(empty)
+    started = pipeline.clock()
+    healthy(pipeline)
+
+    pipeline.run_to(1)
+
+    assert pipeline.clock() - started < 10
+    assert pipeline.row(empty).deliveries == 300
+
+
+def test_many_envelopes_without_objects_share_one_pause(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    pipeline.register("mallory")
+    for number in range(40):
+        message = pipeline.message("mallory", pipeline.payload(arrays(number)))
+        pipeline.append(sign_message(message, learner_signing_key("mallory")))
+    started = pipeline.clock()
+    healthy(pipeline)
+
+    pipeline.run_to(1)
+
+    assert pipeline.clock() - started < 5
+    assert len(pipeline.record(1).answers) == 40
+
+
+def test_a_learner_over_its_quota_of_bytes_is_counted(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    pipeline.register("mallory")
+    limit = pipeline.plan.max_payload_bytes(0)
+    allowed = pipeline.plan.max_posted_bytes(0) // limit
+    for number in range(allowed + 3):
+        message = pipeline.message("mallory", bytes(limit), local_step=number, steps=0)
+        pipeline.append(sign_message(message, learner_signing_key("mallory")))
+    healthy(pipeline)
+
+    pipeline.run_to(1)
+
+    assert pipeline.record(1).over_quota == {"mallory": 3}
+
+
+def test_a_step_of_a_million_years_is_no_claim() -> None:
+    with pytest.raises(MalformedMessage, match="step_seconds"):
+        ContributionMessage.from_arguments(
+            run=RUN,
+            learner="ada",
+            fragment=0,
+            version=0,
+            payload=ObjectRef(sha256=bytes(32), size=1),
+            local_step=1,
+            steps=1,
+            tokens=1,
+            step_seconds=1e12,
+        )
+
+
+def test_a_sealed_input_that_is_gone_is_said_and_the_round_waits_for_it(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    worker = pipeline.worker(payload_cache_bytes=0)
+    signed = pipeline.post("ada", DELTA["ada"])
+    key = delta_key(RUN, "ada", 0, 0, signed.message.payload.sha256)  # type: ignore[union-attr]
+    blob = pipeline.store.get(key)
+    worker.step(0.0)
+    pipeline.store.delete(key)
+    for learner in LEARNERS[1:]:
+        pipeline.post(learner, DELTA[learner])
+    with pytest.raises(StoreError, match=key):
+        pipeline.run_to(1, worker)
+
+    pipeline.store.put(key, blob.data)
+    pipeline.run_to(1, worker)
+
+    assert [p.learner for p in pipeline.record(1).participants] == sorted(LEARNERS)
