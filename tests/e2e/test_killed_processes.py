@@ -119,7 +119,8 @@ def test_sigkill_at_a_step_of_a_real_process_changes_no_record(
         for version in range(posted, ROUNDS):
             eventually(lambda version=version: pipeline.head() >= version, output.read_text())  # type: ignore[misc]
             post_round(pipeline, version)
-        eventually(lambda: pipeline.head() >= ROUNDS, output.read_text())
+        eventually(lambda: announced(pipeline) == {1, ROUNDS}, output.read_text())
+        eventually(lambda: output.read_bytes().count(b"aggregator_started") == 2, output.read_text())
     finally:
         process.terminate()
         process.wait(30)
