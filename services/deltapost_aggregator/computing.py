@@ -1,0 +1,129 @@
+"""Computing: the round that a seal fixes, closed in memory: its record and its objects, nothing written.
+
+It is a function of the seal's content, the state at the head and the payloads, all of them verified by hash:
+whoever computes it, whenever, gets the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from deltapost.algorithms import Contribution, FragmentState
+from deltapost.algorithms.anchors import genesis_state
+from deltapost.algorithms.sealing import round_record
+from deltapost.errors import HistoryError
+from deltapost.ledger import rounds
+from deltapost.ledger.runs import Standing
+from deltapost.serialization import TensorBytes, pack, unpack
+from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.names import anchor_key, delta_key, genesis_key, outer_key, update_key
+from deltapost.serialization.records import Claim, Record, SealContent
+from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.payloads import PayloadCache
+
+_KeyOf: TypeAlias = Callable[[str, int, int, bytes], str]
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """A closed round before anything is written: its record, the next state, and the objects by key."""
+
+    record: Record
+    state: FragmentState
+    objects: list[tuple[str, bytes]]
+
+
+class RoundComputer:
+    """Computes the rounds of one fragment. `remember` only saves reading the newest state back."""
+
+    def __init__(self, context: RunContext, fragment: int, cache: PayloadCache) -> None:
+        self._context = context
+        self._services = context.services
+        self._fragment = fragment
+        self._cache = cache
+        self._aggregator = context.plan.aggregator(fragment, context.services.backend)
+        self._state: tuple[bytes, FragmentState] | None = None
+
+    def remember(self, closed: ClosedRound) -> None:
+        """The round was committed: its state is the next one's start, its payloads are done with."""
+        self._state = (closed.record.sha256, closed.state)
+        self._cache.clear()
+
+    def compute(self, before: Standing, content: SealContent) -> ClosedRound:
+        """The round that a seal fixes, closed: its record and its objects. Writes nothing."""
+        run, fragment, base = self._context.run, self._fragment, before.head
+        state = self._load_state(before)
+        contributions = [self._load_contribution(claim, base) for claim in content.claims]
+        self._services.reach("close.inputs_fetched")
+        result = self._aggregator.close_round(state, contributions)
+        objects: list[tuple[str, bytes]] = []
+
+        def packed(key_of: _KeyOf, tensors: Mapping[str, TensorBytes]) -> ObjectRef:
+            data = pack(tensors)
+            sha256 = hashlib.sha256(data).digest()
+            objects.append((key_of(run, fragment, base, sha256), data))
+            return ObjectRef(sha256=sha256, size=len(data))
+
+        record = round_record(
+            manifest=self._context.plan.manifest,
+            manifest_sha256=self._context.plan.manifest_sha256,
+            seal=content,
+            previous=before.head_sha256,
+            result=result,
+            anchor=packed(anchor_key, result.state.theta),
+            outer=packed(outer_key, result.state.outer),
+            update=packed(update_key, result.update) if result.update is not None else None,
+        )
+        return ClosedRound(record, result.state, objects)
+
+    def _load_contribution(self, claim: Claim, base: int) -> Contribution:
+        data = self._cache.get(claim.payload.sha256)
+        if data is None:
+            key = delta_key(self._context.run, claim.learner, self._fragment, base, claim.payload.sha256)
+            data = self._get_object(key, claim.payload)
+        return Contribution(
+            claim.learner,
+            claim.local_step,
+            claim.steps,
+            claim.tokens,
+            step_seconds=claim.step_seconds,
+            final=claim.final,
+            tensors=unpack(data),
+        )
+
+    def _load_state(self, before: Standing) -> FragmentState:
+        """Anchor and outer state at the head: from memory, or from the objects its record names."""
+        if self._state is not None and self._state[0] == before.head_sha256:
+            return self._state[1]
+        run, fragment = self._context.run, self._fragment
+        if before.head == 0:
+            genesis = self._context.plan.manifest.genesis[fragment]
+            theta = unpack(self._get_object(genesis_key(run, fragment, genesis.sha256), genesis))
+            state = genesis_state(self._context.plan.specs(fragment), theta)
+        else:
+            record = rounds.record_of(self._services.ledger, run, fragment, before.head)
+            if record is None:
+                raise HistoryError(
+                    f"the ledger lacks record {before.head} of fragment {fragment} of run {run!r}",
+                    hint="rebuild it from the bucket: deltapost ledger rebuild",
+                )
+            base = record.base
+            anchor = self._get_object(anchor_key(run, fragment, base, record.anchor.sha256), record.anchor)
+            outer = self._get_object(outer_key(run, fragment, base, record.outer.sha256), record.outer)
+            state = FragmentState(version=before.head, theta=unpack(anchor), outer=unpack(outer))
+        self._state = (before.head_sha256, state)
+        return state
+
+    def _get_object(self, key: str, ref: ObjectRef) -> bytes:
+        """The object's bytes, verified against the reference. Raises ObjectMissing, HistoryError."""
+        blob = self._services.store.get(key, length=ref.size + 1)
+        if blob.size != ref.size or hashlib.sha256(blob.data).digest() != ref.sha256:
+            raise HistoryError(
+                f"the object {key!r} no longer has the bytes its record names "
+                f"({blob.size} bytes, expected {ref.size})",
+                hint="restore the object from a copy of the bucket",
+            )
+        return blob.data
