@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import select
 
@@ -14,7 +13,7 @@ import deltapost
 from deltapost.errors import DeltapostError, StoreUnavailable, StreamUnavailable
 from deltapost.learner import files
 from deltapost.ledger.tables import ContributionRow, ParticipantRow
-from deltapost.serialization.names import commits_stream, envelope_stream
+from deltapost.serialization.names import commits_stream
 from deltapost.stores.memory import MemoryStore
 from deltapost.streams.memory import MemoryLog
 from fixtures.served import CLAIMS, SYNC_EVERY, Served, algorithm, eventually, small_model
@@ -286,13 +285,3 @@ class Counting:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(self._inner, name)
         return found
-
-
-def test_the_envelope_stream_is_left_as_it_was_by_all_of_that(served: Served) -> None:
-    """A learner's repeated posts are counted as deliveries, and the stream is trimmed behind the record."""
-    with served.join(small_model(), algorithm(), repost_seconds=0.1) as run:
-        run.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
-        assert run.wait_for(0, 1, timeout=10)
-        eventually(lambda: served.log.length(envelope_stream("tiny", 0)) == 0)
-
-    np.testing.assert_allclose(np.frombuffer(run.anchor(0)["a"].data, np.float32), -0.5)
