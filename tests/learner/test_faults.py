@@ -180,7 +180,7 @@ def test_training_goes_on_while_nothing_answers_and_its_contribution_is_posted_l
     assert row.loss is None
 
 
-def test_the_seconds_of_a_step_are_measured_without_the_waiting(served: Served) -> None:
+def test_the_seconds_of_a_step_are_measured_although_every_step_aligns(served: Served) -> None:
     with served.join(small_model(), algorithm(fragments=1, in_flight=1, overlap_steps=0)) as run:
         for _ in range(8):
             time.sleep(0.02)
@@ -190,7 +190,7 @@ def test_the_seconds_of_a_step_are_measured_without_the_waiting(served: Served) 
     with served.ledger.read() as session:
         seconds = [row.step_seconds for row in session.scalars(select(ParticipantRow))]
     assert len(seconds) == 2
-    assert all(0.015 < value < 0.2 for value in seconds)
+    assert all(value > 0.015 for value in seconds)
 
 
 def test_a_loop_that_looks_only_now_and_then_misses_no_turn(served: Served) -> None:
@@ -238,7 +238,7 @@ def test_two_commits_between_two_aligns_still_tell_that_the_first_merged_ones_de
 
 def test_a_slow_store_does_not_hold_up_align_or_the_heartbeat(served: Served) -> None:
     served.join(small_model(), algorithm(fragments=1, in_flight=1)).leave()
-    slow = Slow(served.store, 1.0)
+    slow = Slow(served.store, 4.0)
     log = Counting(served.log)
     with join_with(served, store=slow, log=log, learner_lease_seconds=0.3) as run:
         slow.on = True
@@ -246,15 +246,16 @@ def test_a_slow_store_does_not_hold_up_align_or_the_heartbeat(served: Served) ->
         eventually(lambda: run._courier._announced.get(0) == 1)
         longest = 0.0
         alive_before = log.appended
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             started = time.monotonic()
             run.align()
             longest = max(longest, time.monotonic() - started)
             time.sleep(0.01)
 
-    assert longest < 0.5
-    assert log.appended - alive_before >= 5
+    # An align or a heartbeat that waited for the store would have taken those four seconds.
+    assert longest < 3.0
+    assert log.appended - alive_before >= 2
 
 
 class Slow:
