@@ -8,12 +8,13 @@ have put it there.
 from __future__ import annotations
 
 import base64
+import hashlib
 
+from deltapost.algorithms.admission import check_payload, delta_norm, judge_counters, judge_norm
 from deltapost.errors import (
-    ConfigurationError,
+    DeltapostError,
     ForkedHistory,
     HistoryError,
-    MalformedMessage,
     ObjectConflict,
     ObjectMissing,
     SignatureRefused,
@@ -24,12 +25,18 @@ from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger.runs import Standing
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.messages import ContributionMessage, read_message
-from deltapost.serialization.names import attestation_key, delta_key, record_key
-from deltapost.serialization.records import Attestation, Claim, Observations, Record
+from deltapost.serialization.names import attestation_key, delta_key, envelope_stream, record_key
+from deltapost.serialization.records import Attestation, Claim, Observations, Record, SealContent
+from deltapost.streams import START
 from deltapost_aggregator.computing import RoundComputer
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.objects import put_verified
 
 logger = events(__name__)
+
+#: How far an envelope is looked for in its stream.
+STREAM_BATCH = 256
+MAX_STREAM_BATCHES = 64
 
 
 class Attester:
@@ -66,18 +73,19 @@ class Attester:
         return record
 
     def attest(
-        self, before: Standing, record: Record, observations: Observations, *, own: bool
+        self, before: Standing, record: Record, observations: Observations, *, own: bool, follows: bool
     ) -> Attestation:
         """The attestation of the record: the one that is there, else a new one by this aggregator's key.
 
-        `own`: this process computed the record. Any other is computed again first. Raises HistoryError when
-        it does not follow from its inputs, SignatureRefused when another key attested it.
+        `own`: this process computed the record. `follows`: it says what a seal of this ledger fixed. Any
+        record but an own one is computed again first. Raises HistoryError when it does not follow from its
+        inputs, SignatureRefused when another key attested it.
         """
         found = self._find(record)
         if found is not None:
             return found
         if not own:
-            self._vouch(before, record)
+            self._vouch(before, record, follows)
         key = attestation_key(self._context.run, self._fragment, record.version)
         made = Attestation.make(record.sha256, observations, self._services.key)
         self._services.reach("attest.before_put")
@@ -102,32 +110,56 @@ class Attester:
         found.verify(record.sha256, self._services.key.public)
         return found
 
-    def _vouch(self, before: Standing, record: Record) -> None:
-        """Computes a record of unknown origin again, from signed envelopes and their payloads."""
+    def _vouch(self, before: Standing, record: Record, follows: bool) -> None:
+        """Computes a record of unknown origin again, and makes sure that what it names is there.
+
+        One that follows no seal of this ledger (it was restored, or is new) must be one that some owner could
+        have sealed: enough participants, each signed by its learner and fit to be admitted. Which of the fit
+        contributions it took, and what it answers the others, cannot be known from the bucket.
+        """
         key = record_key(self._context.run, self._fragment, record.version)
         content = record.seal_content()
         try:
-            for claim in content.claims:
-                self._check_claim(claim, record.base)
-            again = self._computer.compute(before, content).record
-        except (ObjectMissing, MalformedMessage, SignatureRefused, HistoryError, ConfigurationError) as error:
-            raise HistoryError(
-                f"the record {key!r} is not attested and cannot be checked: {error}"
-            ) from error
-        if again != record:
+            if not follows:
+                self._check_quorum(content)
+                for claim in content.claims:
+                    self._check_claim(claim, record.base)
+            closed = self._computer.compute(before, content)
+        except StoreError as error:
+            if not isinstance(error, ObjectMissing):
+                raise
+            raise self._refused(key, error) from error
+        except (DeltapostError, ValueError) as error:
+            raise self._refused(key, error) from error
+        if closed.record != record:
             raise HistoryError(
                 f"the record {key!r} is not attested and does not follow from its own inputs",
                 hint="somebody else wrote it: keep a copy as evidence, then remove it",
             )
+        for object_key, data in closed.objects:
+            put_verified(self._services.store, object_key, data)
         logger.warning("record_vouched_for", extra=self._fields(record.version) | {"record": key})
 
+    def _refused(self, key: str, error: Exception) -> HistoryError:
+        return HistoryError(
+            f"the record {key!r} is not attested and cannot be checked: {error}",
+            hint="somebody else wrote it, or its inputs are gone",
+        )
+
+    def _check_quorum(self, content: SealContent) -> None:
+        config = self._context.plan.config
+        learners = [claim.learner for claim in content.claims]
+        if learners != sorted(set(learners)):
+            raise HistoryError("its participants are not one for each learner, in order")
+        if len(learners) < config.min_quorum or content.degraded != (len(learners) < config.quorum_size):
+            raise HistoryError(
+                f"{len(learners)} participants, degraded={content.degraded}: no owner seals that with quorum "
+                f"{config.quorum_size} and minimum {config.min_quorum}"
+            )
+
     def _check_claim(self, claim: Claim, base: int) -> None:
-        """The claim is what its learner signed. The envelope lies beside the payload, or in the ledger."""
-        frame = ledger_intake.envelope(self._services.ledger, self._context.run, claim.envelope)
-        if frame is None:
-            key = delta_key(self._context.run, claim.learner, self._fragment, base, claim.payload.sha256)
-            frame = base64.b64decode(self._services.store.head(key).metadata.get("envelope", ""))
-        signed = read_message(frame)
+        """The claim is what its learner signed, and its contribution would have been admitted."""
+        signed = read_message(self._envelope(claim, base))
         public_key = self._context.public_key(claim.learner)
         if public_key is None:
             raise SignatureRefused(f"no key is registered for learner {claim.learner!r}")
@@ -140,6 +172,38 @@ class Attester:
         ) == (self._context.run, self._fragment, base)
         if not bound or Claim.of(signed) != claim:
             raise SignatureRefused(f"learner {claim.learner} signed another envelope than the record names")
+        plan = self._context.plan
+        verdict: str | None = judge_counters(claim.steps, claim.tokens, plan.config)
+        if claim.payload.size > plan.max_payload_bytes(self._fragment):
+            verdict = "too_large"
+        if verdict is None:
+            specs = plan.specs(self._fragment)
+            entries = check_payload(self._computer.payload(claim, base), specs, plan.delta_codec)
+            norm = delta_norm(entries, specs, plan.delta_codec, self._services.backend)
+            verdict = judge_norm(norm, plan.config)
+        if verdict is not None:
+            raise HistoryError(f"the contribution of learner {claim.learner} would have been {verdict}")
+
+    def _envelope(self, claim: Claim, base: int) -> bytes:
+        """The claim's envelope: from the ledger, from beside its payload, or from the fragment's stream."""
+        frame = ledger_intake.envelope(self._services.ledger, self._context.run, claim.envelope)
+        if frame is not None:
+            return frame
+        key = delta_key(self._context.run, claim.learner, self._fragment, base, claim.payload.sha256)
+        frame = base64.b64decode(self._services.store.head(key).metadata.get("envelope", ""))
+        if hashlib.sha256(frame).digest() == claim.envelope:
+            return frame
+        # A payload announced twice (counters corrected) keeps its first envelope; the stream holds both.
+        stream, position = envelope_stream(self._context.run, self._fragment), START
+        for _ in range(MAX_STREAM_BATCHES):
+            entries = self._services.log.read(stream, position, limit=STREAM_BATCH)
+            for entry in entries:
+                position = entry.id
+                if entry.data is not None and hashlib.sha256(entry.data).digest() == claim.envelope:
+                    return entry.data
+            if not entries:
+                break
+        raise HistoryError(f"the envelope {claim.envelope.hex()[:16]}… of learner {claim.learner} is nowhere")
 
     def _fields(self, version: int) -> dict[str, object]:
         return {"run": self._context.run, "fragment": self._fragment, "version": version}

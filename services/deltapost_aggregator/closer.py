@@ -22,6 +22,7 @@ from deltapost.serialization.records import Observations, Record
 from deltapost_aggregator.attesting import Attester
 from deltapost_aggregator.computing import RoundComputer
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.objects import put_verified
 from deltapost_aggregator.payloads import PayloadCache
 
 logger = events(__name__)
@@ -58,7 +59,7 @@ class Closer:
         closed = self._computer.compute(before, sealed.content)
         stages.close = monotonic() - started
         for key, data in closed.objects:
-            self._put_object(key, data)
+            put_verified(store, key, data)
             reach("objects.partial")
         reach("objects.verified")
         data = closed.record.to_bytes()
@@ -100,7 +101,8 @@ class Closer:
     ) -> rounds.Indexed:
         """Has the record attested, then writes round, participants, verdicts, head. `own`: see Attester."""
         observations = self._observations(lease, before, stages, sealed)
-        attestation = self._attester.attest(before, record, observations, own=own)
+        follows = sealed is not None and record.follows(sealed.content)
+        attestation = self._attester.attest(before, record, observations, own=own, follows=follows)
         self._services.reach("round.tx_sent")
         indexed = rounds.index(self._services.ledger, lease, record, attestation)
         self._services.reach("round.tx_done")
@@ -131,16 +133,6 @@ class Closer:
             close_seconds=stages.close,
             sync_seconds=stages.sync,
         )
-
-    def _put_object(self, key: str, data: bytes) -> None:
-        """Uploads under a key made of content and base, and reads the bytes back."""
-        self._services.store.put(key, data)
-        found = self._services.store.get(key)
-        if found.data != data:
-            raise StoreError(
-                f"the object {key!r} reads back as {found.size} other bytes than the {len(data)} written",
-                hint="something alters bytes on their way: try DELTAPOST_S3_CHECKSUMS=when_required",
-            )
 
     def _fields(self, version: int) -> dict[str, object]:
         return {"run": self._context.run, "fragment": self._fragment, "version": version}

@@ -79,11 +79,15 @@ class RoundComputer:
         )
         return ClosedRound(record, result.state, objects)
 
-    def _load_contribution(self, claim: Claim, base: int) -> Contribution:
+    def payload(self, claim: Claim, base: int) -> bytes:
+        """The claim's payload, verified by its hash. Raises ObjectMissing, HistoryError."""
         data = self._cache.get(claim.payload.sha256)
         if data is None:
             key = delta_key(self._context.run, claim.learner, self._fragment, base, claim.payload.sha256)
             data = self._get_object(key, claim.payload)
+        return data
+
+    def _load_contribution(self, claim: Claim, base: int) -> Contribution:
         return Contribution(
             claim.learner,
             claim.local_step,
@@ -91,7 +95,7 @@ class RoundComputer:
             claim.tokens,
             step_seconds=claim.step_seconds,
             final=claim.final,
-            tensors=unpack(data),
+            tensors=unpack(self.payload(claim, base)),
         )
 
     def _load_state(self, before: Standing) -> FragmentState:

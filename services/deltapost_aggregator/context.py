@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from deltapost.adapters import Backend
 from deltapost.algorithms.liveness import Liveness
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import MalformedMessage, ObjectMissing
+from deltapost.errors import MalformedMessage, ObjectMissing, StoreError
 from deltapost.events import events
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger
+from deltapost.limits import FAILING_OBJECT_SECONDS
 from deltapost.points import Reach, nothing
 from deltapost.serialization.messages import MemberMessage
-from deltapost.serialization.names import learner_key
+from deltapost.serialization.names import learner_key, manifest_key
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
@@ -26,6 +27,8 @@ logger = events(__name__)
 
 #: Seconds for which a learner id without a key in the bucket is not asked for again.
 UNKNOWN_LEARNER_SECONDS = 1.0
+#: Ids remembered for that; a stranger can make up any number.
+MAX_REMEMBERED_IDS = 10_000
 
 
 class Health:
@@ -79,6 +82,7 @@ class RunContext:
         self._liveness = Liveness(services.settings.learner_lease_seconds, plan.config.stall_after_seconds)
         self._keys = runs.learner_keys(services.ledger, plan.run)
         self._unknown_until: dict[str, float] = {}
+        self._failing_since: dict[str, float] = {}
         self._members_known = False
 
     @property
@@ -129,16 +133,42 @@ class RunContext:
             if len(data) != 32:
                 raise MalformedMessage(f"the key object of learner {learner!r} has not 32 bytes")
         except ObjectMissing:
-            with self._lock:
-                if len(self._unknown_until) > 10_000:
-                    self._unknown_until.clear()
-                self._unknown_until[learner] = self.services.monotonic() + UNKNOWN_LEARNER_SECONDS
+            self._no_key(learner)
+            return None
+        except StoreError:
+            if not self._fails_alone(learner):
+                raise
+            logger.warning("learner_key_unreadable", extra={"run": self.run, "learner": learner})
+            self._no_key(learner)
             return None
         except MalformedMessage as error:
             logger.warning("learner_key_malformed", extra={"run": self.run, "reason": str(error)})
             return None
+        with self._lock:
+            self._failing_since.pop(learner, None)
         runs.add_learner(self.services.ledger, self.run, learner, data)
         with self._lock:
             self._keys[learner] = data
         logger.info("learner_registered", extra={"run": self.run, "learner": learner})
         return data
+
+    def _no_key(self, learner: str) -> None:
+        with self._lock:
+            if len(self._unknown_until) > MAX_REMEMBERED_IDS:
+                self._unknown_until.clear()
+            self._unknown_until[learner] = self.services.monotonic() + UNKNOWN_LEARNER_SECONDS
+
+    def _fails_alone(self, learner: str) -> bool:
+        """Whether this key has been unreadable for a minute while the store serves the manifest."""
+        now = self.services.monotonic()
+        with self._lock:
+            if len(self._failing_since) > MAX_REMEMBERED_IDS:
+                self._failing_since.clear()
+            since = self._failing_since.setdefault(learner, now)
+        if now - since < FAILING_OBJECT_SECONDS:
+            return False
+        try:
+            self.services.store.head(manifest_key(self.run))
+        except StoreError:
+            return False
+        return True

@@ -14,10 +14,11 @@ from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import (
     ConfigurationError,
     DeltapostError,
+    LedgerError,
     MalformedMessage,
     ObjectConflict,
-    ObjectMissing,
     RunMismatch,
+    StoreError,
 )
 from deltapost.events import events
 from deltapost.ledger import runs
@@ -31,7 +32,7 @@ from deltapost_aggregator.context import Services
 logger = events(__name__)
 
 BATCH_ENTRIES = 128
-#: Runs that are announced and cannot be had yet; more than these are not remembered.
+#: Strangers' runs that are announced and cannot be had yet; more than these are not remembered.
 MAX_WANTED = 1_024
 #: Seconds until an announced run without a manifest is looked for again: doubled each time, up to the second.
 FIRST_LOOK_AGAIN_SECONDS = 1.0
@@ -45,6 +46,7 @@ class _Wanted:
     indexed: bytes | None
     at: float = 0.0
     pause: float = FIRST_LOOK_AGAIN_SECONDS
+    reason: str = ""
 
 
 class Discovery:
@@ -81,17 +83,16 @@ class Discovery:
                 continue
             try:
                 self._offer(run, wanted)
-            except ObjectMissing as error:
-                wanted.at, wanted.pause = (
-                    now + wanted.pause,
-                    min(2 * wanted.pause, LONGEST_LOOK_AGAIN_SECONDS),
-                )
-                self._refuse(run, wanted, f"the store has no manifest of it: {error}")
-                continue
-            except DeltapostError as error:
+            except (StoreError, LedgerError) as error:
                 if error.retryable:
                     failure = error
                     continue
+                # Refused today is not refused for good: the manifest may come, a policy may be mended.
+                wanted.at = now + wanted.pause
+                wanted.pause = min(2 * wanted.pause, LONGEST_LOOK_AGAIN_SECONDS)
+                self._refuse(run, wanted, f"its manifest cannot be had (is DELTAPOST_STORE right?): {error}")
+                continue
+            except DeltapostError as error:
                 self._refuse(run, wanted, str(error))
             except Exception as error:
                 logger.exception("run_refused", extra={"run": run})
@@ -103,8 +104,14 @@ class Discovery:
     def _want(self, run: str, indexed: bytes | None) -> None:
         if run in self._served or run in self._wanted or not self._services.settings.serves(run):
             return
-        if len(self._wanted) < MAX_WANTED:
-            self._wanted[run] = _Wanted(indexed)
+        strangers = [name for name, wanted in self._wanted.items() if not self._expected(name, wanted)]
+        if len(strangers) >= MAX_WANTED:  # the one that was looked for in vain most often makes room
+            del self._wanted[max(strangers, key=lambda name: self._wanted[name].pause)]
+        self._wanted[run] = _Wanted(indexed)
+
+    def _expected(self, run: str, wanted: _Wanted) -> bool:
+        """Whether the operator counts on this run: it is named in the settings, or indexed."""
+        return wanted.indexed is not None or self._services.settings.names(run)
 
     def _announced(self, data: bytes | None) -> str | None:
         try:
@@ -156,7 +163,9 @@ class Discovery:
             )
 
     def _refuse(self, run: str, wanted: _Wanted, reason: str) -> None:
-        """Says why. In readiness only for a run that is expected here: named in the settings, or indexed."""
-        if wanted.indexed is not None or self._services.settings.names(run):
+        """Says why: in readiness only for a run that is expected here, in the log when the reason is new."""
+        if self._expected(run, wanted):
             self._services.health.problem(f"run {run}", reason)
-        logger.error("run_refused", extra={"run": run, "reason": reason})
+        if wanted.reason != reason:
+            wanted.reason = reason
+            logger.error("run_refused", extra={"run": run, "reason": reason})

@@ -6,7 +6,7 @@ ledger only learns when each learner was last seen.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from deltapost.errors import DeltapostError, MalformedMessage, SignatureRefused, StreamError
 from deltapost.events import events
@@ -26,7 +26,7 @@ from deltapost_aggregator.context import RunContext
 logger = events(__name__)
 
 BATCH_ENTRIES = 512
-#: Entries kept for later because their learner's key could not be had; the oldest go first.
+#: Learners whose newest entry is kept because their key could not be had; the oldest go first.
 MAX_DEFERRED = 1_024
 
 
@@ -39,7 +39,8 @@ class MembersReader:
         self._stream = members_stream(context.run)
         self._position = START
         self._read_at: float | None = None
-        self._deferred: deque[Entry] = deque(maxlen=MAX_DEFERRED)
+        #: The newest entry of each learner whose key could not be had.
+        self._deferred: OrderedDict[str, Entry] = OrderedDict()
 
     def step(self, wait_seconds: float) -> int:
         """Reads what came; returns how many messages counted. Raises StreamError, LedgerUnavailable."""
@@ -58,8 +59,8 @@ class MembersReader:
         now = self._services.monotonic()
         listened = now - self._read_at if self._read_at is not None else 0.0
         self._read_at = now
-        waiting = [*self._deferred, *entries]
-        self._deferred.clear()
+        waiting = [*self._deferred.values(), *entries]
+        self._deferred = OrderedDict()
         messages = [message for entry in waiting if (message := self._read(entry)) is not None]
         whole = len(entries) < BATCH_ENTRIES and not self._deferred
         counted = self._context.members(messages, listened, whole=whole)
@@ -68,7 +69,13 @@ class MembersReader:
         runs.member_seen(self._services.ledger, counted)
         return len(counted)
 
+    def _defer(self, learner: str, entry: Entry) -> None:
+        self._deferred[learner] = entry
+        if len(self._deferred) > MAX_DEFERRED:
+            self._deferred.popitem(last=False)
+
     def _read(self, entry: Entry) -> MemberMessage | None:
+        learner = ""
         try:
             signed = read_message(entry.data or b"")
             message = signed.message
@@ -76,7 +83,11 @@ class MembersReader:
                 raise MalformedMessage(f"a {message.kind} message is not a member's")
             if message.run != self._context.run:
                 raise MalformedMessage(f"a message of run {message.run!r}")
-            key = self._context.public_key(message.learner)
+            learner = message.learner
+            if learner in self._deferred:  # asked in this step already
+                self._defer(learner, entry)
+                return None
+            key = self._context.public_key(learner)
             if key is None:
                 raise SignatureRefused(f"no key is registered for learner {message.learner!r}")
             signed.verify(key, who=f"learner {message.learner}")
@@ -91,6 +102,6 @@ class MembersReader:
                 "member_message_deferred",
                 extra={"run": self._context.run, "entry": entry.id, "reason": str(error)},
             )
-            self._deferred.append(entry)
+            self._defer(learner, entry)
             return None
         return message

@@ -119,6 +119,8 @@ class PayloadChecks:
             self._decided_at.note(signed.sha256, self._services.monotonic())
             return "missing", "no object under the payload's key, asked twice"
         except StoreError as error:
+            if self._failing_since.get(signed.sha256) is None:
+                self._look_at_the_rest(signed)  # so that failing objects fail side by side, not in turn
             if not self._fails_alone(signed):
                 raise StoreUnavailable(f"a payload cannot be read yet: {error}") from error
             self._decided_at.note(signed.sha256, self._services.monotonic())
@@ -171,7 +173,7 @@ class PayloadChecks:
         return blob
 
     def _look_at_the_rest(self, missing: SignedMessage) -> None:
-        """First looks for the batch's other payloads, so that one pause serves them all."""
+        """First looks for the batch's other payloads, so that one wait serves them all."""
         for signed in self._batch:
             message = signed.message
             if signed.sha256 == missing.sha256 or not isinstance(message, ContributionMessage):
@@ -181,7 +183,7 @@ class PayloadChecks:
             except ObjectMissing:
                 self._absent_since.first(signed.sha256, self._services.monotonic())
             except StoreError:
-                continue  # its own turn will tell
+                self._failing_since.first(signed.sha256, self._services.monotonic())
 
     def _fails_alone(self, signed: SignedMessage) -> bool:
         """Whether this object has failed for a minute, and another is served right now."""

@@ -6,12 +6,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError, LedgerUnavailable, StoreUnavailable
+from deltapost.errors import AccessDenied, ConfigurationError, LedgerUnavailable, StoreUnavailable
 from deltapost.serialization.documents import encode_canonical
 from deltapost.serialization.messages import RunMessage, sign_message
 from deltapost.serialization.names import RUNS_STREAM, aggregator_object_key, manifest_key
@@ -186,7 +187,7 @@ def test_a_ledger_beside_the_wrong_store_serves_nothing_and_says_so(idle: Served
     finder.step(0.0)
 
     assert found == []
-    assert "no manifest" in services.health.problems()["run one"]
+    assert "is DELTAPOST_STORE right?" in services.health.problems()["run one"]
 
 
 def test_run_ids_that_could_never_match_are_refused() -> None:
@@ -263,3 +264,43 @@ def test_an_aggregator_without_a_run_is_healthy(idle: Served) -> None:
     finder.step(0.0)
 
     assert time.monotonic() - services.health.last_read < 10
+
+
+def test_a_flood_of_runs_that_are_not_there_hides_no_run(idle: Served) -> None:
+    create(idle, "model")
+    idle.log.trim(RUNS_STREAM, "9999999999999-0")
+    for number in range(1_100):
+        announce(idle, f"fake-{number}")
+    announce(idle, "model")
+    finder, found, services = discovery(idle)
+
+    for _ in range(12):
+        finder.step(0.0)
+
+    assert found == ["model"]
+    assert services.health.problems() == {}
+
+
+def test_a_run_refused_by_the_store_today_is_served_once_it_may_be(idle: Served) -> None:
+    create(idle, "model")
+
+    class Denied:
+        def __init__(self) -> None:
+            self.denied = True
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "get" and self.denied:
+                raise AccessDenied("not today")
+            return getattr(idle.store, name)
+
+    store = Denied()
+    services = services_of(idle, serve_runs="model")
+    found: list[str] = []
+    finder = Discovery(replace(services, store=store), lambda plan: found.append(plan.run))
+    finder.step(0.0)
+    assert "not today" in services.health.problems()["run model"]
+    store.denied = False
+
+    eventually(lambda: finder.step(0.0) or found == ["model"])
+
+    assert services.health.problems() == {}

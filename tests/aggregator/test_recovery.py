@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 
-from deltapost.errors import HistoryError, MalformedMessage, StoreError, StoreUnavailable
+from deltapost.errors import HistoryError, MalformedMessage, StoreError
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
@@ -22,7 +22,6 @@ from deltapost.serialization.names import (
     delta_key,
     envelope_stream,
     epoch_key,
-    learner_key,
     members_stream,
     record_key,
 )
@@ -44,23 +43,6 @@ DELTA = {learner: arrays(number + 1) for number, learner in enumerate(LEARNERS)}
 def healthy(pipeline: Pipeline, version: int = 0) -> None:
     for learner in LEARNERS:
         pipeline.post(learner, DELTA[learner], version=version)
-
-
-class Store:
-    """The pipeline's store, in which `faults` decides what a call raises."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.faults: dict[str, type[StoreError]] = {}
-
-    def get(self, key: str, **keywords: Any) -> Any:
-        error = self.faults.get(key)
-        if error is not None:
-            raise error(f"{key} fails")
-        return self._inner.get(key, **keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def forge(pipeline: Pipeline, worker: FragmentWorker) -> str:
@@ -126,25 +108,6 @@ def test_a_ledger_that_forgot_a_round_adopts_its_record_and_vouches_for_it_if_no
         name: rows for name, rows in dump.items() if name != "contributions"
     }
     pipeline.ledger.close()
-
-
-def test_an_adopted_record_whose_claims_nobody_signed_is_refused(ledger: Ledger) -> None:
-    """Honest arithmetic over a contribution that its learner never announced."""
-    pipeline = Pipeline(ledger)
-    worker = pipeline.worker()
-    healthy(pipeline)
-    pipeline.run_to(1, worker)
-    record = pipeline.record(1)
-    other = Pipeline(ledger=ledger, store=pipeline.store, log=pipeline.log)
-    claims = list(record.participants)
-    claims[0] = claims[0].model_copy(update={"tokens": claims[0].tokens * 1000})
-    forged = record.model_copy(
-        update={"participants": tuple(claims), "version": 2, "previous": record.sha256}
-    )
-    other.store.put(record_key(RUN, 0, 2), forged.to_bytes())
-
-    with pytest.raises(HistoryError, match="not attested"):
-        other.settle(other.worker())
 
 
 def test_a_strange_epoch_name_is_replaced_and_the_run_goes_on(ledger: Ledger, valkey_url: str) -> None:
@@ -229,99 +192,6 @@ def _say(pipeline: Pipeline, learner: str, counter: int) -> None:
     fields: dict[str, Any] = {"run": RUN, "learner": learner, "session": 1, "counter": counter}
     message = AliveMessage(**fields, local_step=counter) if counter else JoinMessage(**fields)
     pipeline.log.append(members_stream(RUN), sign_message(message, learner_signing_key(learner)).frame)
-
-
-def test_a_member_whose_key_cannot_be_had_now_holds_up_nobody_and_is_heard_later(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger)
-    store = Store(pipeline.store)
-    pipeline.store = store
-    context = pipeline.context()
-    members = MembersReader(context)
-    store.faults[learner_key(RUN, "ada")] = StoreUnavailable
-    for learner in LEARNERS:
-        _say(pipeline, learner, 0)
-
-    members.step(0.0)
-    members.step(0.0)
-    assert context.live() is None
-
-    store.faults.clear()
-    members.step(0.0)
-    assert context.live() == set(LEARNERS)
-
-
-def test_a_payload_that_fails_holds_up_no_round_that_is_ready_and_is_missing_after_a_minute(
-    ledger: Ledger,
-) -> None:
-    pipeline = Pipeline(ledger, config=plain_config(quorum_size=2, grace_seconds=5.0))
-    store = Store(pipeline.store)
-    pipeline.store = store
-    worker = pipeline.worker()
-    pipeline.post("ada", DELTA["ada"])
-    pipeline.post("bob", DELTA["bob"])
-    failing = pipeline.post("cyd", DELTA["cyd"])
-    message = failing.message
-    key = delta_key(RUN, "cyd", 0, 0, message.payload.sha256)  # type: ignore[union-attr]
-    store.faults[key] = StoreUnavailable
-
-    with pytest.raises(StoreUnavailable):
-        worker.step(0.0)
-    pipeline.clock.sleep(6)
-    for _ in range(2):
-        if pipeline.head() == 0:
-            worker.step(0.0)
-
-    assert pipeline.head() == 1
-    assert {p.learner for p in pipeline.record(1).participants} == {"ada", "bob"}
-
-
-def test_an_object_that_fails_for_a_minute_while_others_are_served_is_missing(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger)
-    store = Store(pipeline.store)
-    pipeline.store = store
-    worker = pipeline.worker()
-    failing = pipeline.post("ada", DELTA["ada"])
-    store.faults[delta_key(RUN, "ada", 0, 0, failing.message.payload.sha256)] = StoreUnavailable  # type: ignore[union-attr]
-    for _ in range(6):
-        with pytest.raises(StoreUnavailable):
-            worker.step(0.0)
-        pipeline.clock.sleep(11)
-
-    worker.step(0.0)
-
-    assert pipeline.verdict(failing) == "missing"
-    assert "others were served" in (pipeline.row(failing).detail or "")
-
-
-def test_hundreds_of_copies_of_one_envelope_without_an_object_cost_a_few_seconds(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger)
-    pipeline.register("mallory")
-    payload = pipeline.payload(arrays(99))
-    empty = sign_message(pipeline.message("mallory", payload), learner_signing_key("mallory"))
-    for _ in range(300):
-        pipeline.append(empty)
-    started = pipeline.clock()
-    healthy(pipeline)
-
-    pipeline.run_to(1)
-
-    assert pipeline.clock() - started < 10
-    assert pipeline.row(empty).deliveries == 300
-
-
-def test_many_envelopes_without_objects_share_one_pause(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger)
-    pipeline.register("mallory")
-    for number in range(40):
-        message = pipeline.message("mallory", pipeline.payload(arrays(number)))
-        pipeline.append(sign_message(message, learner_signing_key("mallory")))
-    started = pipeline.clock()
-    healthy(pipeline)
-
-    pipeline.run_to(1)
-
-    assert pipeline.clock() - started < 5
-    assert len(pipeline.record(1).answers) == 40
 
 
 def test_a_learner_over_its_quota_of_bytes_is_counted(ledger: Ledger) -> None:

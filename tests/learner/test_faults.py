@@ -20,14 +20,18 @@ from fixtures.served import CLAIMS, SYNC_EVERY, Served, algorithm, eventually, s
 
 
 class Failing:
-    """A store or log whose chosen call fails once, the `nth` time it comes."""
+    """A store or log whose chosen call fails once, the `nth` time it comes with these words in its key."""
 
-    def __init__(self, inner: Any, method: str, nth: int, error: type[DeltapostError]) -> None:
+    def __init__(
+        self, inner: Any, method: str, nth: int, error: type[DeltapostError], words: str = ""
+    ) -> None:
         self._inner = inner
         self._method = method
         self._left = nth
         self._error = error
+        self._words = words
         self.failed = False
+        self.forever = False
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
@@ -35,8 +39,9 @@ class Failing:
             return found
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            self._left -= 1
-            if self._left == 0:
+            self._left -= self._words in str(arguments[0])
+            matches = self._words in str(arguments[0])
+            if (self._left == 0 and not self.failed) or (self.forever and matches):
                 self.failed = True
                 raise self._error("failed once")
             return found(*arguments, **keywords)
@@ -68,16 +73,57 @@ def three_rounds(run: deltapost.Run) -> None:
         assert run.wait_for(0, version + 1, timeout=15)
 
 
-@pytest.mark.parametrize(("method", "nth"), [("get", nth) for nth in range(12, 24)] + [("put", 3)])
-def test_any_store_call_may_fail_once(served: Served, method: str, nth: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "words", "nth"),
+    [
+        ("get", "/records/", 4),
+        ("get", "/records/", 5),
+        ("get", "/attestations/", 1),
+        ("get", "/attestations/", 2),
+        ("get", "/anchors/", 1),
+        ("get", "/anchors/", 2),
+        ("get", "/deltas/", 1),
+        ("put", "/deltas/", 1),
+        ("put", "/deltas/", 2),
+    ],
+)
+def test_any_store_call_may_fail_once(served: Served, method: str, words: str, nth: int) -> None:
     served.join(small_model(), algorithm(fragments=1, in_flight=1)).leave()
-    store = Failing(served.store, method, nth, StoreUnavailable)
+    store = Failing(served.store, method, nth, StoreUnavailable, words)
 
     with join_with(served, store=store) as run:
         three_rounds(run)
         eventually(lambda: not run._journal.unanswered())
 
         assert run.versions == [3]
+    assert store.failed
+
+
+def test_a_fragment_that_fails_for_good_holds_up_no_other(served: Served) -> None:
+    served.join(small_model(), algorithm()).leave()
+    store = Failing(served.store, "get", 1, StoreUnavailable, "/anchors/0000/")
+    store.forever = True
+
+    with join_with(served, store=store) as run:
+        for fragment in (0, 1):
+            run.publish_contribution(fragment, 0, delta=small_model(0.5), **CLAIMS)
+
+        assert run.wait_for(1, 1, timeout=15)
+        assert run.version(0) == 0
+
+
+def test_a_refused_contribution_whose_round_closed_is_not_published_again(served: Served) -> None:
+    settings = algorithm(fragments=1, in_flight=1)
+    with served.join(small_model(), settings) as ada, served.join(small_model(), learner="bob") as bob:
+        ada.publish_contribution(0, 0, delta=small_model(0.5), **{**CLAIMS, "tokens": 0})
+        eventually(lambda: (entry := ada._journal.find(0, 0)) is not None and entry.refused)
+        bob.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
+        eventually(lambda: (entry := ada._journal.find(0, 0)) is not None and entry.answered)
+        for _ in range(SYNC_EVERY):
+            ada.count_step(tokens=1)
+
+        assert ada.due() == []
+        assert [one.version for one in ada.align()] == [1]
 
 
 @pytest.mark.parametrize(

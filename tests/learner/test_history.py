@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 from sqlalchemy import select
 
 import deltapost
+from deltapost.adapters.native import ArrayModel
+from deltapost.algorithms.partition import ByBytes
 from deltapost.errors import (
     ForkedHistory,
     RunMismatch,
     SignatureRefused,
 )
+from deltapost.learner.creating import create_run
 from deltapost.ledger.tables import RoundRow
-from deltapost.serialization import pack
-from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.messages import CommitMessage, sign_message
 from deltapost.serialization.names import (
     anchor_key,
     attestation_key,
+    commits_stream,
     record_key,
 )
 from deltapost.serialization.records import Attestation, Observations, Record
 from fixtures.pipeline import AGGREGATOR_KEY, learner_signing_key
 from fixtures.served import CLAIMS, Served, algorithm, small_model
+
+MOMENT = "2026-11-30T00:00:00+00:00"
 
 
 def fork(served: Served, version: int) -> None:
@@ -31,7 +34,7 @@ def fork(served: Served, version: int) -> None:
     record = Record.from_bytes(served.store.get(record_key("tiny", 0, version)).data)
     other = record.model_copy(update={"unverified": {"malformed": 7}})
     observations = Observations(
-        owner="x", lease_epoch=1, stream_epoch="", position="0-0", committed_at="2026-11-30T00:00:00+00:00"
+        owner="x", lease_epoch=1, stream_epoch="", position="0-0", committed_at=MOMENT
     )
     attestation = Attestation.make(other.sha256, observations, AGGREGATOR_KEY)
     for key, data in [
@@ -113,17 +116,16 @@ def test_a_run_made_anew_under_the_same_name_is_refused(served: Served) -> None:
 
 
 def test_two_learners_that_create_the_same_run_at_once_get_one_run(served: Served) -> None:
-    with (
-        served.join(small_model(), algorithm()) as one,
-        served.join(small_model(5.0), algorithm(), learner="bob") as two,
-    ):
-        genesis = pack(one.anchor(0))
+    """The second one's manifest meets the first one's: it takes that run, whatever its own model held."""
+    key = learner_signing_key("ada")
+    models = [ArrayModel(small_model(value)) for value in (0.0, 5.0)]
 
-        assert one.plan.manifest_sha256 == two.plan.manifest_sha256
-        assert two.anchor(0) == one.anchor(0)
-        assert one.plan.manifest.genesis[0] == ObjectRef(
-            sha256=hashlib.sha256(genesis).digest(), size=len(genesis)
-        )
+    plans = [
+        create_run(served.store, "tiny", model, algorithm(), key, partition=ByBytes()) for model in models
+    ]
+
+    assert plans[0].manifest_sha256 == plans[1].manifest_sha256
+    assert plans[1].manifest.genesis == plans[0].manifest.genesis
 
 
 def test_runs_with_equal_learner_names_do_not_meet(served: Served) -> None:
@@ -136,3 +138,28 @@ def test_runs_with_equal_learner_names_do_not_meet(served: Served) -> None:
         assert two.versions == [0, 0]
     with served.ledger.read() as session:
         assert {row.run for row in session.scalars(select(RoundRow))} == {"one"}
+
+
+def test_a_record_that_does_not_follow_the_one_seen_stops_the_learner_although_it_is_attested(
+    served: Served,
+) -> None:
+    commit_two_versions(served)
+    with served.join(small_model(), learner="bob") as run:
+        assert run.version(0) == 2
+        record = Record.from_bytes(served.store.get(record_key("tiny", 0, 2)).data)
+        stranger = record.model_copy(update={"version": 3, "previous": bytes(32)})
+        observations = Observations(
+            owner="x",
+            lease_epoch=1,
+            stream_epoch="",
+            position="0-0",
+            committed_at=MOMENT,
+        )
+        attestation = Attestation.make(stranger.sha256, observations, AGGREGATOR_KEY)
+        served.store.put(record_key("tiny", 0, 3), stranger.to_bytes())
+        served.store.put(attestation_key("tiny", 0, 3), attestation.to_bytes())
+        commit = CommitMessage(run="tiny", fragment=0, version=3, record=stranger.sha256)
+        served.log.append(commits_stream("tiny"), sign_message(commit, AGGREGATOR_KEY).frame)
+
+        with pytest.raises(ForkedHistory, match="record 3"):
+            run.align(wait_seconds=10)

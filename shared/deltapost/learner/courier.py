@@ -17,6 +17,8 @@ from deltapost.errors import (
     HistoryError,
     MalformedMessage,
     SignatureRefused,
+    StateUnavailable,
+    StoreError,
 )
 from deltapost.events import events
 from deltapost.learner.following import Commit, Follower
@@ -110,14 +112,22 @@ class Courier:
         """One turn: mail, commits, answers, re-posts. Raises what store, stream, disk or history raise."""
         self._read_mail(wait_seconds)
         self._follower.persist()
+        failures: list[DeltapostError] = []
         for fragment in sorted(self._worth_a_look()):
-            commit = self._follower.next_commit(fragment)
-            if commit is not None:
-                self._inbox.put(commit)
-                self._follower.advance(commit)
-                self.settle(commit)
+            try:
+                commit = self._follower.next_commit(fragment)
+                if commit is not None:
+                    self._inbox.put(commit)
+                    self._follower.advance(commit)
+                    self.settle(commit)
+            except (HistoryError, SignatureRefused):
+                raise
+            except DeltapostError as error:  # this fragment waits, the others do not
+                failures.append(error)
         self.settle()
         self._repost()
+        if failures:
+            raise failures[0]
 
     def _read_mail(self, wait_seconds: float) -> None:
         stream = commits_stream(self._run)
@@ -175,10 +185,14 @@ class Courier:
             round_key = (entry.message.fragment, entry.message.version)
             if entry.message.version >= self._follower.version(entry.message.fragment):
                 continue
-            record = read.get(round_key) or self._follower.record_of_base(*round_key)
-            if record is None:
-                continue  # behind the newest version there is one: the store does not show it yet
-            self._journal.settle(entry, record.verdicts().get(entry.signed.sha256))
+            try:
+                record = read.get(round_key) or self._follower.record_of_base(*round_key)
+                if record is None:
+                    continue  # behind the newest version there is one: the store does not show it yet
+                self._journal.settle(entry, record.verdicts().get(entry.signed.sha256))
+            except (StoreError, StateUnavailable) as error:
+                logger.warning("answer_delayed", extra=self._fields() | {"reason": str(error)})
+                continue
             self._reposts.pop(entry.signed.sha256, None)
 
     def _repost(self) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from deltapost.errors import MalformedMessage
+from deltapost.errors import MalformedMessage, StateUnavailable
 from deltapost.events import events
 from deltapost.learner.files import write_durably
 from deltapost.serialization.documents import Document
@@ -59,8 +59,11 @@ class JournalEntry:
 
     @property
     def refused(self) -> bool:
-        """Whether the owner advised a verdict that leaves the slot free: the base may be published anew."""
-        return self.verdict not in (None, "accepted", "conflict", *REDECIDED)
+        """Whether the owner advised a verdict that leaves the slot free: the base may be published anew.
+
+        Not once a record answered: then the round is closed.
+        """
+        return not self.answered and self.verdict not in (None, "accepted", "conflict", *REDECIDED)
 
 
 class Journal:
@@ -75,8 +78,8 @@ class Journal:
             if _NAME.fullmatch(path.name):
                 self._read(path)
         wanted = {self._payload_path(entry) for entry in self.unanswered()}
-        for path in directory.glob("*.payload"):
-            if path not in wanted:
+        for path in [*directory.glob("*.payload"), *directory.glob(".*.tmp")]:
+            if path not in wanted:  # of an answered entry, or left by a kill
                 path.unlink()
 
     def _read(self, path: Path) -> None:
@@ -86,7 +89,7 @@ class Journal:
             key = (entry.message.fragment, entry.message.version)
             if not entry.answered:
                 self.payload(entry)
-        except (MalformedMessage, AssertionError, OSError) as error:
+        except (MalformedMessage, AssertionError, OSError, StateUnavailable) as error:
             logger.error("journal_entry_unreadable", extra={"file": path.name, "reason": str(error)})
             path.rename(path.with_suffix(".unreadable"))
             return
@@ -119,8 +122,13 @@ class Journal:
         return entry
 
     def payload(self, entry: JournalEntry) -> bytes:
-        """The payload's bytes of an unanswered entry. Raises MalformedMessage when they are others."""
-        data = self._payload_path(entry).read_bytes()
+        """The payload's bytes of an unanswered entry. Raises MalformedMessage, StateUnavailable."""
+        try:
+            data = self._payload_path(entry).read_bytes()
+        except OSError as error:
+            raise StateUnavailable(
+                f"the payload of envelope {entry.signed.sha256.hex()[:16]}… cannot be read: {error.strerror}"
+            ) from None
         if hashlib.sha256(data).digest() != entry.message.payload.sha256:
             raise MalformedMessage("its payload is damaged")
         return data

@@ -90,4 +90,7 @@ class Presence:
                     extra={"run": self._run, "learner": self._learner, "reason": str(error)},
                 )
                 pause = min(RETRY_SECONDS, pause)
+            except Exception:  # whatever it is: a learner that says nothing is not live
+                logger.exception("alive_crashed", extra={"run": self._run, "learner": self._learner})
+                pause = min(RETRY_SECONDS, pause)
             self._stop.wait(pause)

@@ -53,7 +53,7 @@ class Receipt:
 
 
 class Publisher:
-    """Encodes, journals, uploads and posts one learner's contributions. Used under its owner's lock."""
+    """Encodes, journals, uploads and posts one learner's contributions. Safe to use from several threads."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import Any
 from deltapost.adapters import Model
 from deltapost.algorithms.plan import RunPlan
 from deltapost.algorithms.schedule import Schedule
-from deltapost.errors import ConfigurationError, DeltapostError
+from deltapost.errors import ConfigurationError, DeltapostError, StateUnavailable
 from deltapost.events import events
 from deltapost.learner.courier import Courier
 from deltapost.learner.files import DirectoryLock
@@ -139,8 +139,7 @@ class Run:
         """The fragments whose turn came since the last `publish_due`, and that may be published.
 
         Not those already published for the version the model holds (unless the owner refused that), nor
-        without a step since, nor any while `in_flight` are outstanding: their steps accumulate until their
-        next turn.
+        without a step since, nor any while `in_flight` are outstanding: steps accumulate until the next turn.
         """
         outstanding = sum(self._outstanding(fragment) for fragment in self._progress)
         found = []
@@ -186,11 +185,7 @@ class Run:
         return [receipt for receipt in receipts if receipt is not None]
 
     def _publish_counted(
-        self,
-        fragment: int,
-        loss: float | None,
-        metrics: Mapping[str, float] | None,
-        final: bool,
+        self, fragment: int, loss: float | None, metrics: Mapping[str, float] | None, final: bool
     ) -> Receipt | None:
         progress = self._progress[fragment]
         if loss is not None and not math.isfinite(loss):
@@ -213,10 +208,7 @@ class Run:
         except DeltapostError as error:
             if not error.retryable:
                 raise
-            logger.warning(
-                "publish_delayed",
-                extra={"run": self.name, "fragment": fragment, "reason": str(error)},
-            )
+            logger.warning("publish_delayed", extra=self._facts(fragment) | {"reason": str(error)})
         entry = self._journal.find(fragment, progress.version)
         if entry is None or entry.refused:
             return None
@@ -252,15 +244,21 @@ class Run:
         out of range; StoreUnavailable or StreamUnavailable when the contribution is journalled but not
         posted yet: the courier posts it once that is possible.
         """
-        if not 0 <= fragment < len(self.plan.fragments):
-            raise ConfigurationError(
-                f"fragment {fragment} of run {self.name!r} does not exist: it has {len(self.plan.fragments)}"
-            )
+        count = len(self.plan.fragments)
+        if not 0 <= fragment < count:
+            raise ConfigurationError(f"fragment {fragment} of run {self.name!r}: it has {count}, from 0")
         known = self._journal.find(fragment, version)
         if known is not None and (known.answered or version < self.version(fragment)):
-            return self._publisher.receipt(known, "", repeated=True)
+            posted = known.answered and known.verdict is not None
+            return self._publisher.receipt(known, "", repeated=True, posted=posted)
         if known is not None and not known.refused:
-            return self._publisher.post(known, repeated=True)
+            try:
+                return self._publisher.post(known, repeated=True)
+            except StateUnavailable:
+                now = self._journal.find(fragment, version)
+                if now is None or not now.answered:
+                    raise
+                return self._publisher.receipt(now, "", repeated=True)  # answered this very moment
         values = delta_values(
             self.plan, fragment, self._model.backend, delta=delta, anchor=anchor, theta=theta
         )
@@ -335,10 +333,8 @@ class Run:
                 while not self._inbox.wait(over, min(deadline, time.monotonic() + WAIT_WARNING_SECONDS)):
                     if time.monotonic() >= deadline:
                         return
-                    logger.warning(
-                        "waiting_for_commit",
-                        extra={"run": self.name, "fragment": fragment, "version": progress.version + 1},
-                    )
+                    facts = self._facts(fragment) | {"held": progress.version}
+                    logger.warning("waiting_for_commit", extra=facts)
             finally:
                 self._presence.waiting = False
 
@@ -377,6 +373,9 @@ class Run:
         self._presence.local_step = self.local_step
         self._presence.start()
         self._courier.start()
+
+    def _facts(self, fragment: int) -> dict[str, object]:
+        return {"run": self.name, "learner": self.learner, "fragment": fragment}
 
     def leave(self) -> None:
         """Says goodbye and ends the courier. What is unanswered stays journalled for the next session."""
