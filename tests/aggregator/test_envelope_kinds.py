@@ -19,17 +19,13 @@ from fixtures.pipeline import (
     RUN,
     Pipeline,
     arrays,
+    healthy,
     learner_signing_key,
     plain_config,
 )
 
 MALLORY = "mallory"
 DELTA = {learner: arrays(number + 1) for number, learner in enumerate(LEARNERS)}
-
-
-def healthy(pipeline: Pipeline, version: int = 0) -> None:
-    for learner in LEARNERS:
-        pipeline.post(learner, DELTA[learner], version=version)
 
 
 def anchor_of_the_healthy_alone(ledger: Ledger, rounds: int = 1) -> bytes:

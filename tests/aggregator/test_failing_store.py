@@ -8,11 +8,10 @@ import pytest
 
 from deltapost.errors import StoreError, StoreUnavailable
 from deltapost.ledger.engine import Ledger
-from deltapost.serialization.messages import AliveMessage, JoinMessage, sign_message
+from deltapost.serialization.messages import sign_message
 from deltapost.serialization.names import (
     delta_key,
     learner_key,
-    members_stream,
 )
 from deltapost_aggregator.members import MembersReader
 from fixtures.pipeline import (
@@ -20,22 +19,13 @@ from fixtures.pipeline import (
     RUN,
     Pipeline,
     arrays,
+    healthy,
     learner_signing_key,
     plain_config,
+    say,
 )
 
 DELTA = {learner: arrays(number + 1) for number, learner in enumerate(LEARNERS)}
-
-
-def healthy(pipeline: Pipeline, version: int = 0) -> None:
-    for learner in LEARNERS:
-        pipeline.post(learner, DELTA[learner], version=version)
-
-
-def _say(pipeline: Pipeline, learner: str, counter: int) -> None:
-    fields: dict[str, Any] = {"run": RUN, "learner": learner, "session": 1, "counter": counter}
-    message = AliveMessage(**fields, local_step=counter) if counter else JoinMessage(**fields)
-    pipeline.log.append(members_stream(RUN), sign_message(message, learner_signing_key(learner)).frame)
 
 
 class Store:
@@ -71,7 +61,7 @@ def test_a_member_whose_key_cannot_be_had_now_holds_up_nobody_and_is_heard_later
     members = MembersReader(context)
     store.faults[learner_key(RUN, "ada")] = StoreUnavailable
     for learner in LEARNERS:
-        _say(pipeline, learner, 0)
+        say(pipeline, learner, 0)
 
     members.step(0.0)
     members.step(0.0)
@@ -205,7 +195,7 @@ def test_one_learner_with_a_failing_key_costs_one_request_a_step(ledger: Ledger)
     store.faults[learner_key(RUN, "ada")] = StoreUnavailable
     members = MembersReader(pipeline.context())
     for counter in range(200):
-        _say(pipeline, "ada", counter)
+        say(pipeline, "ada", counter)
     members.step(0.0)
     store.asked = 0
 

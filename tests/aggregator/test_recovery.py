@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,13 @@ from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
 from deltapost.serialization import TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
-from deltapost.serialization.messages import AliveMessage, ContributionMessage, JoinMessage, sign_message
+from deltapost.serialization.messages import ContributionMessage, sign_message
 from deltapost.serialization.names import (
     anchor_key,
     attestation_key,
     delta_key,
     envelope_stream,
     epoch_key,
-    members_stream,
     record_key,
 )
 from deltapost.streams.redis import RedisLog
@@ -33,16 +31,13 @@ from fixtures.pipeline import (
     RUN,
     Pipeline,
     arrays,
+    healthy,
     learner_signing_key,
     plain_config,
+    say,
 )
 
 DELTA = {learner: arrays(number + 1) for number, learner in enumerate(LEARNERS)}
-
-
-def healthy(pipeline: Pipeline, version: int = 0) -> None:
-    for learner in LEARNERS:
-        pipeline.post(learner, DELTA[learner], version=version)
 
 
 def forge(pipeline: Pipeline, worker: FragmentWorker) -> str:
@@ -147,7 +142,7 @@ def test_whoever_is_live_is_not_known_before_the_members_stream_was_read_to_its_
     context = pipeline.context()
     worker, members = FragmentWorker(context, 0), MembersReader(context)
     for learner in LEARNERS:
-        _say(pipeline, learner, 0)
+        say(pipeline, learner, 0)
     pipeline.post("ada", DELTA["ada"])
 
     for _ in range(5):
@@ -170,7 +165,7 @@ def test_a_round_closes_degraded_with_those_who_are_left(ledger: Ledger) -> None
     context = pipeline.context()
     worker, members = FragmentWorker(context, 0), MembersReader(context)
     for learner in LEARNERS:
-        _say(pipeline, learner, 0)
+        say(pipeline, learner, 0)
     members.step(0.0)
     for learner in ("ada", "bob"):
         pipeline.post(learner, DELTA[learner])
@@ -180,18 +175,12 @@ def test_a_round_closes_degraded_with_those_who_are_left(ledger: Ledger) -> None
     for counter in range(1, 6):
         pipeline.clock.sleep(10)
         for learner in ("ada", "bob"):
-            _say(pipeline, learner, counter)
+            say(pipeline, learner, counter)
         members.step(0.0)
     pipeline.run_to(1, worker)
 
     assert pipeline.record(1).degraded
     assert [p.learner for p in pipeline.record(1).participants] == ["ada", "bob"]
-
-
-def _say(pipeline: Pipeline, learner: str, counter: int) -> None:
-    fields: dict[str, Any] = {"run": RUN, "learner": learner, "session": 1, "counter": counter}
-    message = AliveMessage(**fields, local_step=counter) if counter else JoinMessage(**fields)
-    pipeline.log.append(members_stream(RUN), sign_message(message, learner_signing_key(learner)).frame)
 
 
 def test_a_learner_over_its_quota_of_bytes_is_counted(ledger: Ledger) -> None:

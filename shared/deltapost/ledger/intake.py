@@ -12,12 +12,11 @@ from typing import Any
 from sqlalchemy import select, update
 
 from deltapost.algorithms.sealing import Decision, Judged, OpenRound, Repeated, Uncounted
-from deltapost.errors import LeaseLost
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.runs import Standing
-from deltapost.ledger.tables import ContributionRow, FragmentRow, UnverifiedRow
-from deltapost.ledger.writing import add_counts, changed, upsert
+from deltapost.ledger.tables import ContributionRow, UnverifiedRow
+from deltapost.ledger.writing import add_counts, upsert
 
 
 def open_round(
@@ -87,23 +86,7 @@ def record(
     Raises LeaseLost when token, head, stream epoch or position in the row are not those of `before`.
     """
     with ledger.write() as session:
-        if not changed(
-            session,
-            update(FragmentRow)
-            .where(
-                FragmentRow.run == lease.run,
-                FragmentRow.fragment == lease.fragment,
-                FragmentRow.lease_token == lease.token,
-                FragmentRow.head == before.head,
-                FragmentRow.stream_epoch == before.stream_epoch,
-                FragmentRow.position == before.position,
-            )
-            .values(position=position, updated_at=ledger.now(session)),
-        ):
-            raise LeaseLost(
-                f"fragment {lease.fragment} of run {lease.run!r} moved on: {lease.owner} read from "
-                f"{before.position} at version {before.head}, which is no longer where it stands"
-            )
+        hold(session, lease, at=before, position=position, updated_at=ledger.now(session))
         now = ledger.now(session)
         upsert(
             session,
@@ -173,19 +156,8 @@ def _row(lease: Lease, before: Standing, decision: Judged, now: object) -> dict[
 def start_stream(ledger: Ledger, lease: Lease, before: Standing, stream_epoch: str, position: str) -> None:
     """A new life of the stream: its name and where to read from. Raises LeaseLost."""
     with ledger.write() as session:
-        if not changed(
-            session,
-            update(FragmentRow)
-            .where(
-                FragmentRow.run == lease.run,
-                FragmentRow.fragment == lease.fragment,
-                FragmentRow.lease_token == lease.token,
-                FragmentRow.stream_epoch == before.stream_epoch,
-                FragmentRow.position == before.position,
-            )
-            .values(stream_epoch=stream_epoch, position=position, updated_at=ledger.now(session)),
-        ):
-            raise LeaseLost(f"fragment {lease.fragment} of run {lease.run!r} moved on")
+        now = ledger.now(session)
+        hold(session, lease, at=before, stream_epoch=stream_epoch, position=position, updated_at=now)
 
 
 def note_waiting(ledger: Ledger, lease: Lease, reason: str | None) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from deltapost.errors import LeaseLost
 from deltapost.ledger.engine import Ledger
+from deltapost.ledger.runs import Standing
 from deltapost.ledger.tables import FragmentRow
 from deltapost.ledger.writing import changed
 from deltapost.limits import LEASE_SECONDS
@@ -89,14 +90,25 @@ def release(ledger: Ledger, lease: Lease) -> None:
         )
 
 
-def hold(session: Session, lease: Lease, **values: object) -> None:
-    """Updates the fragment's row as its owner. Raises LeaseLost when the token there is another."""
+def hold(session: Session, lease: Lease, *, at: Standing | None = None, **values: object) -> None:
+    """Updates the fragment's row as its owner: the fence of every transaction.
+
+    `at` says where the owner believes the fragment stands: head, stream epoch and position must be those too.
+    Raises LeaseLost when the row says otherwise; nothing of the transaction happens then.
+    """
     statement = update(FragmentRow).where(
         FragmentRow.run == lease.run,
         FragmentRow.fragment == lease.fragment,
         FragmentRow.lease_token == lease.token,
     )
+    if at is not None:
+        statement = statement.where(
+            FragmentRow.head == at.head,
+            FragmentRow.stream_epoch == at.stream_epoch,
+            FragmentRow.position == at.position,
+        )
     if not changed(session, statement.values(**(values or {"lease_token": lease.token}))):
+        where = f" from version {at.head}, position {at.position}" if at is not None else ""
         raise LeaseLost(
-            f"{lease.owner} no longer holds the lease of fragment {lease.fragment} of run {lease.run!r}"
+            f"fragment {lease.fragment} of run {lease.run!r} moved on{where}, or {lease.owner} lost its lease"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
@@ -25,7 +26,7 @@ from deltapost.ledger.tables import (
     RunRow,
     UnverifiedRow,
 )
-from deltapost.ledger.writing import changed, insert_missing, upsert
+from deltapost.ledger.writing import insert_missing, upsert
 from deltapost.serialization.records import Attestation, Observations, Record, SealContent
 from deltapost.streams import START
 
@@ -70,7 +71,7 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
         session.flush()
         session.add_all(_participant_rows(record))
         _answer(session, ledger, record)
-        moved: dict[str, object] = {
+        moved: dict[str, Any] = {
             "head": record.version,
             "head_sha256": sha256,
             "waiting_reason": None,
@@ -78,18 +79,7 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
         }
         if rewound:
             moved["position"] = START
-        if not changed(
-            session,
-            update(FragmentRow)
-            .where(
-                FragmentRow.run == lease.run,
-                FragmentRow.fragment == lease.fragment,
-                FragmentRow.lease_token == lease.token,
-                FragmentRow.head == record.base,
-            )
-            .values(**moved),
-        ):
-            raise LeaseLost(f"fragment {lease.fragment} of run {lease.run!r} moved on")
+        hold(session, lease, **moved)
     return Indexed(record.version, rewound)
 
 

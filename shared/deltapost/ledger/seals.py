@@ -15,11 +15,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from deltapost.algorithms.sealing import seal_content
-from deltapost.errors import LeaseLost
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.runs import Standing
-from deltapost.ledger.tables import ContributionRow, FragmentRow, SealRow, UnverifiedRow
+from deltapost.ledger.tables import ContributionRow, SealRow, UnverifiedRow
 from deltapost.serialization.messages import read_message
 from deltapost.serialization.records import SealContent
 
@@ -57,14 +56,7 @@ def _sealed(row: SealRow) -> Sealed:
 def seal(ledger: Ledger, lease: Lease, before: Standing, quorum_size: int) -> Sealed:
     """Seals the open round through `before.position`. Raises LeaseLost when the row is not at `before`."""
     with ledger.write() as session:
-        hold(session, lease, waiting_reason=None, updated_at=ledger.now(session))
-        row = session.execute(
-            select(FragmentRow.head, FragmentRow.stream_epoch, FragmentRow.position).where(
-                FragmentRow.run == lease.run, FragmentRow.fragment == lease.fragment
-            )
-        ).one()
-        if tuple(row) != (before.head, before.stream_epoch, before.position):
-            raise LeaseLost(f"fragment {lease.fragment} of run {lease.run!r} moved on before its seal")
+        hold(session, lease, at=before, waiting_reason=None, updated_at=ledger.now(session))
         rows: Sequence[Any] = session.execute(
             select(ContributionRow.message, ContributionRow.verdict).where(
                 ContributionRow.run == lease.run,
