@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -202,3 +203,33 @@ def test_one_learner_with_a_failing_key_costs_one_request_a_step(ledger: Ledger)
     members.step(0.0)
 
     assert store.asked == 1
+
+
+@pytest.mark.parametrize("area", ["/anchors/", "/outer/", "/updates/"])
+def test_no_record_names_an_object_that_does_not_read_back(ledger: Ledger, area: str) -> None:
+    """A store that keeps other bytes than it was given: nothing is committed, and the key is named."""
+    pipeline = Pipeline(ledger, config=plain_config(commit_dtype="BF16"))
+    inner = pipeline.store
+
+    class Altering(Store):
+        altering = True
+
+        def get(self, key: str, **keywords: Any) -> Any:
+            blob = super().get(key, **keywords)
+            if self.altering and area in key:
+                return replace(blob, data=blob.data[:-1] + bytes([blob.data[-1] ^ 1]))
+            return blob
+
+    store = Altering(inner)
+    pipeline.store = store
+    worker = pipeline.worker()
+    healthy(pipeline)
+
+    with pytest.raises(StoreError, match=area):
+        pipeline.run_to(1, worker)
+    assert pipeline.records() == []
+    assert pipeline.head() == 0
+
+    store.altering = False
+    pipeline.run_to(1, worker)
+    assert [p.learner for p in pipeline.record(1).participants] == sorted(LEARNERS)
