@@ -50,6 +50,18 @@ def train(number: int, settings: DemoSettings) -> None:
         say(event="joined", versions=run.versions, step=run.local_step)
         reported, steps = 0.0, 0
         smoothed: float | None = None
+
+        def report(event: str) -> None:
+            say(
+                event=event,
+                step=run.local_step,
+                steps=steps,
+                loss=smoothed,
+                versions=run.versions,
+                bytes_sent=run.bytes_sent,
+                bytes_received=run.bytes_received,
+            )
+
         while not stopped and min(run.versions) < settings.rounds:
             batch = training_batch(
                 shard,
@@ -74,24 +86,8 @@ def train(number: int, settings: DemoSettings) -> None:
             run.align()
             if time.monotonic() - reported >= REPORT_SECONDS:
                 reported = time.monotonic()
-                say(
-                    event="progress",
-                    step=run.local_step,
-                    steps=steps,
-                    loss=smoothed,
-                    versions=run.versions,
-                    bytes_sent=run.bytes_sent,
-                    bytes_received=run.bytes_received,
-                )
-        say(
-            event="done",
-            step=run.local_step,
-            steps=steps,
-            loss=smoothed,
-            versions=run.versions,
-            bytes_sent=run.bytes_sent,
-            bytes_received=run.bytes_received,
-        )
+                report("progress")
+        report("done")
 
 
 def main() -> None:
