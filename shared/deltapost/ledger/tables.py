@@ -251,6 +251,7 @@ class SealRow(Base):
     """A generation of the seal of the round that makes `version`: canonical content, fixed before computing.
 
     State throughout: a record says what its winning seal said; the position lives and dies with the stream.
+    A withdrawn one is out of force: its round was opened again. Its record may still win.
     """
 
     __tablename__ = "seals"
@@ -264,6 +265,9 @@ class SealRow(Base):
     content: Mapped[bytes] = mapped_column(LargeBinary)
     content_sha256: Mapped[bytes] = mapped_column(_Hash)
     degraded: Mapped[bool] = mapped_column(Boolean(create_constraint=True, name="degraded_bool"))
+    withdrawn: Mapped[bool] = mapped_column(
+        Boolean(create_constraint=True, name="withdrawn_bool"), server_default=false()
+    )
     sealed_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
     __table_args__ = (
