@@ -88,6 +88,33 @@ def test_an_append_to_another_stream_does_not_end_a_wait(log: MessageLog) -> Non
     timer.join()
 
 
+OTHER = "deltapost:{run/1}"
+
+
+def test_of_many_streams_those_with_news_are_named(log: MessageLog) -> None:
+    read = _append(log, 3)[-1]
+    after = log.append(OTHER, b"read before this one")
+    log.append(OTHER, b"unread")
+    positions = {STREAM: read, OTHER: after, "deltapost:{run/2}": START}
+
+    assert log.ready(positions) == {OTHER}
+    assert log.ready({**positions, STREAM: START}) == {STREAM, OTHER}
+    assert log.ready({}) == set()
+
+
+def test_a_wait_for_many_streams_ends_with_the_first_news_or_its_time(log: MessageLog) -> None:
+    positions = {f"deltapost:{{run/{number}}}": START for number in range(1_024)}
+    started = time.monotonic()
+    assert log.ready(positions, wait_seconds=0.2) == set()
+    assert time.monotonic() - started > 0.19
+    timer = threading.Timer(0.1, lambda: log.append("deltapost:{run/700}", b"new"))
+    timer.start()
+
+    assert log.ready(positions, wait_seconds=20.0) == {"deltapost:{run/700}"}
+    assert time.monotonic() - started < 10.0
+    timer.join()
+
+
 def test_appends_from_many_threads_all_land_once(log: MessageLog) -> None:
     with ThreadPoolExecutor(8) as pool:
         ids = list(pool.map(lambda number: log.append(STREAM, b"%d" % number), range(200)))

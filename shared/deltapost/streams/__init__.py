@@ -10,6 +10,7 @@ an older copy or vanish: `bounds` and `epoch` let its owner notice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -49,6 +50,12 @@ class MessageLog(Protocol):
 
     def read(self, stream: str, after: str, *, limit: int, wait_seconds: float = 0.0) -> list[Entry]:
         """Up to `limit` entries with ids above `after`; waits at most `wait_seconds` for the first one."""
+
+    def ready(self, positions: Mapping[str, str], *, wait_seconds: float = 0.0) -> set[str]:
+        """The streams with entries above the position given for each; waits for the first of them.
+
+        One call waits for all: a Redis Cluster would need one for each node, and is not spoken to.
+        """
 
     def bounds(self, stream: str) -> Bounds | None:
         """None when the stream does not exist."""

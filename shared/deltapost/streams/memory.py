@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deltapost.streams import START, Bounds, Entry, position_key
@@ -67,6 +68,20 @@ class MemoryLog:
 
         with self._changed:
             return self._changed.wait_for(available, timeout=max(wait_seconds, 0.0)) or []
+
+    def ready(self, positions: Mapping[str, str], *, wait_seconds: float = 0.0) -> set[str]:
+        keys = {stream: position_key(check_position(after)) for stream, after in positions.items()}
+
+        def available() -> set[str]:
+            return {
+                stream
+                for stream, key in keys.items()
+                if stream in self._streams
+                and bisect_right(self._streams[stream].keys, key) < len(self._streams[stream].keys)
+            }
+
+        with self._changed:
+            return self._changed.wait_for(available, timeout=max(wait_seconds, 0.0)) or set()
 
     def bounds(self, stream: str) -> Bounds | None:
         with self._changed:

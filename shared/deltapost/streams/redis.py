@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import redis
@@ -88,18 +88,28 @@ class RedisLog:
             return entry_id.decode()
 
     def read(self, stream: str, after: str, *, limit: int, wait_seconds: float = 0.0) -> list[Entry]:
-        streams: dict[Any, Any] = {stream: check_position(after)}
+        reply = self._read({stream: after}, stream, limit, wait_seconds)
+        return [_entry(*item) for item in reply[0][1]] if reply else []
+
+    def ready(self, positions: Mapping[str, str], *, wait_seconds: float = 0.0) -> set[str]:
+        if not positions:  # XREAD of no stream is an error
+            time.sleep(max(wait_seconds, 0.0))
+            return set()
+        reply = self._read(positions, f"{len(positions)} streams", 1, wait_seconds)
+        return {name.decode() for name, _ in reply}
+
+    def _read(self, positions: Mapping[str, str], what: str, limit: int, wait_seconds: float) -> list[Any]:
+        """XREAD's reply: for each stream that has some, its name and the entries."""
+        streams: dict[Any, Any] = {name: check_position(after) for name, after in positions.items()}
         deadline = time.monotonic() + wait_seconds
         while True:
             remaining = min(deadline - time.monotonic(), self._block_seconds)
             # BLOCK 0 would wait for ever.
             block = max(1, int(remaining * 1000)) if remaining > 0 else None
-            with self._reported("XREAD", stream):
+            with self._reported("XREAD", what):
                 reply: list[Any] = self._client.xread(streams, count=limit, block=block)
-            if reply:
-                return [_entry(*item) for item in reply[0][1]]
-            if time.monotonic() >= deadline:
-                return []
+            if reply or time.monotonic() >= deadline:
+                return reply
 
     def bounds(self, stream: str) -> Bounds | None:
         with self._reported("XINFO", stream):
