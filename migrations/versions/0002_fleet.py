@@ -1,4 +1,4 @@
-"""Several aggregators, and what their recovery has to remember: withdrawn seals.
+"""Several aggregators: who is alive, and what their recovery has to remember: withdrawn seals.
 
 Revision ID: 0002
 Revises: 0001
@@ -6,6 +6,7 @@ Revises: 0001
 
 from __future__ import annotations
 
+import sqlalchemy as sa
 from alembic import op
 
 revision = "0002"
@@ -32,8 +33,27 @@ def upgrade() -> None:
     dialect = op.get_bind().dialect.name
     for table, name, definition in _COLUMNS:
         op.execute(f"ALTER TABLE {table} ADD COLUMN {name} {definition[dialect]}")
+    op.create_table(
+        "aggregators",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("token", sa.Text(), nullable=False),
+        sa.Column("since", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.CheckConstraint("length(name) BETWEEN 1 AND 64", name=op.f("ck_aggregators_name_length")),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_aggregators")),
+    )
+    op.create_table(
+        "aggregator_runs",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("run", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(["name"], ["aggregators.name"], name=op.f("fk_aggregator_runs_aggregators")),
+        sa.ForeignKeyConstraint(["run"], ["runs.run"], name=op.f("fk_aggregator_runs_runs")),
+        sa.PrimaryKeyConstraint("name", "run", name=op.f("pk_aggregator_runs")),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("aggregator_runs")
+    op.drop_table("aggregators")
     for table, name, _ in reversed(_COLUMNS):
         op.execute(f"ALTER TABLE {table} DROP COLUMN {name}")

@@ -20,10 +20,10 @@ from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.names import record_key
 from deltapost.serialization.records import Observations, Record
 from deltapost_aggregator.attesting import Attester
+from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.computing import RoundComputer
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.objects import put_verified
-from deltapost_aggregator.payloads import PayloadCache
 
 logger = events(__name__)
 

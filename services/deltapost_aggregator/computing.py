@@ -21,8 +21,8 @@ from deltapost.serialization import TensorBytes, pack, unpack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import anchor_key, delta_key, genesis_key, outer_key, update_key
 from deltapost.serialization.records import Claim, Record, SealContent
+from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
-from deltapost_aggregator.payloads import PayloadCache
 
 _KeyOf: TypeAlias = Callable[[str, int, int, bytes], str]
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from deltapost.adapters import Backend
 from deltapost.algorithms.liveness import Liveness
@@ -21,6 +22,7 @@ from deltapost.serialization.names import learner_key, manifest_key
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
+from deltapost_aggregator.cache import PayloadMemory
 from deltapost_aggregator.settings import AggregatorSettings
 
 logger = events(__name__)
@@ -70,6 +72,11 @@ class Services:
     reach: Reach = nothing
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+    @cached_property
+    def payloads(self) -> PayloadMemory:
+        """The payloads that this process keeps between intake and close."""
+        return PayloadMemory(self.settings.payload_cache_bytes)
 
 
 class RunContext:

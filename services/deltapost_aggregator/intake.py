@@ -35,8 +35,9 @@ from deltapost.ledger.runs import Standing
 from deltapost.serialization.messages import ContributionMessage, SignedMessage, read_message
 from deltapost.serialization.names import record_key
 from deltapost.streams import Entry
+from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
-from deltapost_aggregator.payloads import PayloadCache, PayloadChecks
+from deltapost_aggregator.payloads import PayloadChecks
 
 logger = events(__name__)
 

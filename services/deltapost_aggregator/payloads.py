@@ -25,37 +25,11 @@ from deltapost.serialization.messages import ContributionMessage, SignedMessage
 from deltapost.serialization.names import delta_key, manifest_key
 from deltapost.serialization.verdicts import Verdict
 from deltapost.stores import Blob
+from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
 
 #: Envelopes whose times are remembered; the oldest are forgotten first, which only costs a second look.
 MAX_REMEMBERED = 4_096
-
-
-class PayloadCache:
-    """At most `capacity` bytes by SHA-256; the oldest go first. Used by one worker thread."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._held = 0
-        self._payloads: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def put(self, sha256: bytes, data: bytes) -> None:
-        """Keeps the bytes if they fit at all."""
-        if sha256 in self._payloads or len(data) > self._capacity:
-            return
-        self._payloads[sha256] = data
-        self._held += len(data)
-        while self._held > self._capacity:
-            _, oldest = self._payloads.popitem(last=False)
-            self._held -= len(oldest)
-
-    def get(self, sha256: bytes) -> bytes | None:
-        return self._payloads.get(sha256)
-
-    def clear(self) -> None:
-        """Forgets everything: its round is committed."""
-        self._payloads.clear()
-        self._held = 0
 
 
 class _Times:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, StringConstraints, field_validator
 
-from deltapost.limits import LEARNER_LEASE_SECONDS, LEASE_SECONDS
+from deltapost.limits import LEARNER_LEASE_SECONDS, LEASE_SECONDS, WORKER_THREADS
 from deltapost.serialization.names import ID_PATTERN
 from deltapost.settings import Settings
 
@@ -31,9 +31,11 @@ class AggregatorSettings(Settings):
     lease_seconds: Annotated[float, Field(gt=0, le=3600)] = LEASE_SECONDS
     #: Seconds a learner stays live after its last message.
     learner_lease_seconds: Annotated[float, Field(gt=0, le=86_400)] = LEARNER_LEASE_SECONDS
+    #: Threads that serve the fragments. Each closes one round at a time, which bounds the memory that takes.
+    worker_threads: Annotated[int, Field(ge=1, le=64)] = WORKER_THREADS
     #: Longest wait for mail, in seconds: how soon an idle fragment looks for records others wrote.
     poll_seconds: Annotated[float, Field(gt=0, le=30)] = 1.0
-    #: Bytes of payloads kept in memory per fragment between intake and close.
+    #: Bytes of payloads that this process keeps in memory between intake and close.
     payload_cache_bytes: Annotated[int, Field(ge=0)] = 1024**3
     #: Where `/healthz` and `/readyz` answer; port 0 turns them off.
     aggregator_health_host: str = "127.0.0.1"

@@ -30,7 +30,6 @@ from deltapost_aggregator.announcer import Announcer
 from deltapost_aggregator.closer import Closer, Stages
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.intake import Intake
-from deltapost_aggregator.payloads import PayloadCache
 
 logger = events(__name__)
 
@@ -51,7 +50,7 @@ class FragmentWorker:
         self._services = context.services
         self._fragment = fragment
         self._stream = envelope_stream(context.run, fragment)
-        cache = PayloadCache(context.services.settings.payload_cache_bytes)
+        cache = context.services.payloads.part(context.run, fragment)
         self._intake = Intake(context, fragment, cache)
         self._closer = Closer(context, fragment, cache)
         self._announcer = Announcer(context, fragment)

@@ -68,6 +68,12 @@ FAILING_OBJECT_SECONDS: Final = 60.0
 #: Seconds a fragment's lease lasts; renewed at a third of it.
 LEASE_SECONDS: Final = 15.0
 
+#: Threads of an aggregator that serve fragments: each holds the inputs and results of one round at most.
+WORKER_THREADS: Final = 4
+
+#: Seconds one step of a fragment may take and still have its lease renewed: 5 GiB up and back at 20 MB/s.
+MAX_STEP_RUNNING_SECONDS: Final = 600.0
+
 #: Seconds a learner stays live after its last message; it sends `alive` at a third of it.
 LEARNER_LEASE_SECONDS: Final = 30.0
 

@@ -49,6 +49,8 @@ from deltapost.serialization.verdicts import UNVERIFIED_REASONS, VERDICTS, Unver
 __all__ = [
     "NAMING_CONVENTION",
     "RUN_STATES",
+    "AggregatorRow",
+    "AggregatorRunRow",
     "Base",
     "ContributionRow",
     "FragmentRow",
@@ -134,6 +136,32 @@ class FragmentRow(Base):
         has_32_bytes("head_sha256"),
         CheckConstraint("length(position) > 0", name="position_length"),
     )
+
+
+class AggregatorRow(Base):
+    """A living aggregator, by its name. State throughout.
+
+    The process that drew `token` bears the name until expires_at, which it keeps moving on; since when is
+    `since`.
+    """
+
+    __tablename__ = "aggregators"
+
+    name: Mapped[str] = mapped_column(_Id, primary_key=True)
+    token: Mapped[str] = mapped_column(Text)
+    since: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    __table_args__ = (identifier("name"),)
+
+
+class AggregatorRunRow(Base):
+    """A run that an aggregator serves: what the fragments are shared out by. State throughout."""
+
+    __tablename__ = "aggregator_runs"
+
+    name: Mapped[str] = mapped_column(_Id, ForeignKey("aggregators.name"), primary_key=True)
+    run: Mapped[str] = mapped_column(_Id, ForeignKey("runs.run"), primary_key=True)
 
 
 class LearnerRow(Base):
