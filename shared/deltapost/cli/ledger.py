@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deltapost.cli import rebuild
 from deltapost.settings import reveal
 
 # SQLAlchemy and FastAPI are imported by the commands that use them: `--help` answers at once.
@@ -34,6 +35,10 @@ LedgerUrl = Annotated[
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+app.command("rebuild", epilog="Example: deltapost ledger rebuild my-run --store s3://bucket/runs")(
+    rebuild.rebuild
+)
 
 
 @contextmanager

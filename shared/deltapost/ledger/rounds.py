@@ -65,12 +65,12 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
         row = newest(session, lease.run, lease.fragment, record.version)
         rewound = row is None or not record.follows(SealContent.from_bytes(row.content))
         if rewound:
-            _drop_unanswered(session, lease)
-        sequence = _next_sequence(session, lease.run)
-        session.add(_round_row(record, data, sha256, attestation, observations, sequence))
+            drop_unanswered(session, lease)
+        sequence = next_sequence(session, lease.run)
+        session.add(round_row(record, data, sha256, attestation, observations, sequence))
         session.flush()
-        session.add_all(_participant_rows(record))
-        _answer(session, ledger, record)
+        session.add_all(participant_rows(record))
+        answer(session, ledger, record)
         moved: dict[str, Any] = {
             "head": record.version,
             "head_sha256": sha256,
@@ -83,7 +83,7 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
     return Indexed(record.version, rewound)
 
 
-def _drop_unanswered(session: Session, lease: Lease) -> None:
+def drop_unanswered(session: Session, lease: Lease) -> None:
     """Forgets every verdict no record carries: they were provisional, and this record is another seal's."""
     session.execute(
         delete(ContributionRow).where(
@@ -104,14 +104,14 @@ def _drop_unanswered(session: Session, lease: Lease) -> None:
     )
 
 
-def _next_sequence(session: Session, run: str) -> int:
+def next_sequence(session: Session, run: str) -> int:
     """The run's next number, from its counter row: dense, and in commit order over all fragments."""
     session.execute(update(RunRow).where(RunRow.run == run).values(next_sequence=RunRow.next_sequence + 1))
     following: int = session.scalars(select(RunRow.next_sequence).where(RunRow.run == run)).one()
     return following - 1
 
 
-def _round_row(
+def round_row(
     record: Record,
     data: bytes,
     sha256: bytes,
@@ -119,6 +119,7 @@ def _round_row(
     observations: Observations,
     sequence: int,
 ) -> RoundRow:
+    """The round's row, from its record and attestation."""
     signed = attestation.to_bytes()
     return RoundRow(
         run=record.run,
@@ -151,7 +152,8 @@ def _round_row(
     )
 
 
-def _participant_rows(record: Record) -> list[ParticipantRow]:
+def participant_rows(record: Record) -> list[ParticipantRow]:
+    """A row for each contribution that the record merged."""
     return [
         ParticipantRow(
             run=record.run,
@@ -176,7 +178,7 @@ def _participant_rows(record: Record) -> list[ParticipantRow]:
     ]
 
 
-def _answer(session: Session, ledger: Ledger, record: Record) -> None:
+def answer(session: Session, ledger: Ledger, record: Record) -> None:
     """Writes the verdict of every envelope the record answers, and the counts of those it does not list."""
     now = ledger.now(session)
     where = {"run": record.run, "fragment": record.fragment, "answered_version": record.version}

@@ -1,0 +1,158 @@
+"""BucketHistory: a run as its bucket tells it, each record verified before it is handed on.
+
+A record counts once it continues the one before it in its fragment and the run's aggregator key attests it.
+The key is the manifest's or, where that pins none, the create-once object `RUN/aggregator`.
+
+Failure modes. What contradicts itself is HistoryError (or ForkedHistory, SignatureRefused, MalformedMessage),
+naming the object. A store that does not answer is StoreUnavailable: nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deltapost.errors import (
+    ForkedHistory,
+    HistoryError,
+    MalformedMessage,
+    ObjectMissing,
+    SignatureRefused,
+)
+from deltapost.limits import MAX_DOCUMENT_BYTES
+from deltapost.serialization.documents import Document
+from deltapost.serialization.names import (
+    aggregator_object_key,
+    attestation_key,
+    learner_key,
+    manifest_key,
+    parse_key,
+    record_key,
+)
+from deltapost.serialization.records import Attestation, Manifest, Observations, Record
+from deltapost.stores import ObjectStore
+
+D = TypeVar("D", bound=Document)
+
+
+@dataclass(frozen=True)
+class Attested:
+    """A record with the attestation that was verified against it, and what that observed."""
+
+    record: Record
+    sha256: bytes
+    attestation: Attestation
+    observations: Observations
+
+
+@dataclass(frozen=True)
+class Unattested:
+    """A record that continues its chain and that nobody has attested yet."""
+
+    record: Record
+
+
+class BucketHistory:
+    """Reads one run. Safe to use from several threads."""
+
+    def __init__(self, store: ObjectStore, manifest: Manifest, aggregator_key: bytes | None) -> None:
+        self.store = store
+        self.manifest = manifest
+        self.manifest_sha256 = manifest.sha256
+        #: The run's key; None while no aggregator has served it: nothing can be attested then.
+        self.aggregator_key = aggregator_key
+
+    @classmethod
+    def open(cls, store: ObjectStore, run: str) -> BucketHistory:
+        """Reads the manifest and the run's key. Raises ObjectMissing when there is no such run."""
+        manifest = _document(store, manifest_key(run), Manifest)
+        if manifest.run != run:
+            raise HistoryError(f"the object {manifest_key(run)!r} is the manifest of run {manifest.run!r}")
+        pinned = manifest.aggregator_key
+        if pinned is None:
+            key = aggregator_object_key(run)
+            try:
+                pinned = store.get(key, length=33).data
+            except ObjectMissing:
+                return cls(store, manifest, None)
+            if len(pinned) != 32:
+                raise HistoryError(f"the object {key!r} holds no public key of 32 bytes")
+        return cls(store, manifest, pinned)
+
+    @property
+    def run(self) -> str:
+        return self.manifest.run
+
+    @property
+    def fragments(self) -> int:
+        return len(self.manifest.fragments)
+
+    def versions(self, fragment: int) -> list[int]:
+        """The versions that have a record, in order. Needs the right to list."""
+        prefix = record_key(self.run, fragment, 0).rpartition("/")[0] + "/"
+        parsed = (parse_key(info.key) for info in self.store.list(prefix))
+        return [key.version for key in parsed if key is not None and key.version is not None]
+
+    def learners(self) -> dict[str, bytes]:
+        """Public key by learner id. Needs the right to list. Raises HistoryError: not 32 bytes."""
+        found = {}
+        for info in self.store.list(learner_key(self.run, "x")[:-1]):
+            parsed = parse_key(info.key)
+            if parsed is None or parsed.area != "learners" or parsed.learner is None:
+                continue  # a stranger's object: no id of ours leads to it
+            data = self.store.get(info.key, length=33).data
+            if len(data) != 32:
+                raise HistoryError(f"the object {info.key!r} holds no public key of 32 bytes")
+            found[parsed.learner] = data
+        return found
+
+    def read(self, fragment: int, version: int) -> Attested | Unattested | None:
+        """The record of this version with its attestation; None: definitely no record.
+
+        Verifies everything but `previous`, which `check_chain` does with what came before.
+        """
+        key = record_key(self.run, fragment, version)
+        try:
+            record = _document(self.store, key, Record)
+        except ObjectMissing:
+            return None
+        expected = (self.run, self.manifest_sha256, fragment, version)
+        if (record.run, record.manifest, record.fragment, record.version) != expected:
+            raise ForkedHistory(f"the object {key!r} is the record of another run, fragment or version")
+        return self._attested(record)
+
+    def _attested(self, record: Record) -> Attested | Unattested:
+        key = attestation_key(self.run, record.fragment, record.version)
+        try:
+            attestation = _document(self.store, key, Attestation)
+        except ObjectMissing:
+            return Unattested(record)
+        if self.aggregator_key is None:
+            raise SignatureRefused(
+                f"the object {key!r} is by key {attestation.public_key.hex()[:16]}…, and the run has no key",
+                hint=f"restore the object {aggregator_object_key(self.run)!r} from a copy of the bucket",
+            )
+        sha256 = record.sha256
+        try:
+            observations = attestation.verify(sha256, self.aggregator_key)
+        except (SignatureRefused, MalformedMessage) as error:
+            raise type(error)(f"the object {key!r}: {error}") from None
+        return Attested(record, sha256, attestation, observations)
+
+    def check_chain(self, record: Record, previous: bytes) -> None:
+        """Raises ForkedHistory unless the record continues the one with the hash `previous`."""
+        if record.previous != previous:
+            raise ForkedHistory(
+                f"the record {record_key(self.run, record.fragment, record.version)!r} follows "
+                f"{record.previous.hex()[:16]}…, the one before it is {previous.hex()[:16]}…",
+                hint="one of the two was altered: compare both with a copy of the bucket",
+            )
+
+
+def _document(store: ObjectStore, key: str, kind: type[D]) -> D:
+    """The document under the key. Raises ObjectMissing, and MalformedMessage naming the key."""
+    data = store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
+    try:
+        return kind.from_bytes(data)
+    except MalformedMessage as error:
+        raise MalformedMessage(f"the object {key!r}: {error}") from None
