@@ -18,7 +18,7 @@ from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import DeltapostError
 from deltapost.events import events
 from deltapost.ledger.engine import open_ledger
-from deltapost.points import kill_from_environment
+from deltapost.points import fail_from_environment
 from deltapost.serialization.signing import SigningKey
 from deltapost.settings import reveal
 from deltapost.stores import open_store
@@ -129,5 +129,5 @@ def open_services(settings: AggregatorSettings) -> Services:
         ledger=ledger,
         key=SigningKey.load(settings.signing_key_file),
         backend=NativeBackend(),
-        reach=kill_from_environment(os.environ),
+        reach=fail_from_environment(os.environ),
     )

@@ -1,8 +1,11 @@
 """Names of the steps between which a process may die: what tests kill, pause or fail at.
 
-The services and the learner call `reach(name)` at each; outside tests it does nothing. With
-`DELTAPOST_KILL_AT=record.before_put` (or `record.before_put:2` for the second time through) a process kills
-itself there with SIGKILL, which is how the recovery of real processes is tested.
+The services and the learner call `reach(name)` at each; outside tests it does nothing. `DELTAPOST_FAIL_AT`
+names one in the environment of a real process, as MODE:POINT or MODE:POINT:N for the Nth time through:
+
+    kill   the process kills itself there (SIGKILL)
+    stop   it stops itself there (SIGSTOP) and goes on when somebody continues it
+    lost   the reply to what it did last is lost: the retryable error of that store, stream or ledger
 """
 
 from __future__ import annotations
@@ -12,7 +15,14 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from deltapost.errors import ConfigurationError
+from deltapost.errors import (
+    ConfigurationError,
+    DeltapostError,
+    LedgerUnavailable,
+    StateUnavailable,
+    StoreUnavailable,
+    StreamUnavailable,
+)
 
 Reach: TypeAlias = Callable[[str], None]
 
@@ -52,28 +62,56 @@ RECOVERY_POINTS: Final = (
 
 POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS)
 
+MODES: Final = ("kill", "stop", "lost")
+
 
 def nothing(_point: str) -> None:
     """Goes on: what `reach` is in production."""
 
 
-def kill_from_environment(environment: Mapping[str, str]) -> Reach:
-    """`nothing`, or what kills this process at the point that `DELTAPOST_KILL_AT` names."""
-    wanted = environment.get("DELTAPOST_KILL_AT", "")
-    if not wanted:
-        return nothing
-    point, _, count = wanted.partition(":")
-    if point not in POINTS or not (count or "1").isdecimal():
-        raise ConfigurationError(
-            f"DELTAPOST_KILL_AT={wanted!r} names no kill point", hint=f"one of: {', '.join(POINTS)}"
-        )
-    left = int(count or "1")
+def at(point: str, times_through: int, act: Callable[[], None]) -> Reach:
+    """What acts at the point, once: the given time that it is reached."""
+    left = times_through
 
     def reach(here: str) -> None:
         nonlocal left
         if here == point:
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                act()
 
     return reach
+
+
+def lost_reply(point: str) -> DeltapostError:
+    """The error of a caller that never hears of the operation before the point."""
+    area, _, step = point.partition(".")
+    kind: type[DeltapostError] = StoreUnavailable
+    if "tx" in step.split("_"):
+        kind = LedgerUnavailable
+    elif area in ("announce", "stream", "trim") or step in ("read", "xadd_sent"):
+        kind = StreamUnavailable
+    elif step == "journaled":
+        kind = StateUnavailable
+    return kind(f"the reply was lost at {point}")
+
+
+def fail_from_environment(environment: Mapping[str, str]) -> Reach:
+    """`nothing`, or what fails this process as `DELTAPOST_FAIL_AT` says. Raises ConfigurationError."""
+    wanted = environment.get("DELTAPOST_FAIL_AT", "")
+    if not wanted:
+        return nothing
+    mode, _, rest = wanted.partition(":")
+    point, _, count = rest.partition(":")
+    if mode not in MODES or point not in POINTS or not (count or "1").isdecimal():
+        raise ConfigurationError(
+            f"DELTAPOST_FAIL_AT={wanted!r} is not MODE:POINT or MODE:POINT:N",
+            hint=f"modes: {', '.join(MODES)}; points: {', '.join(POINTS)}",
+        )
+
+    def act() -> None:
+        if mode == "lost":
+            raise lost_reply(point)
+        os.kill(os.getpid(), signal.SIGKILL if mode == "kill" else signal.SIGSTOP)
+
+    return at(point, int(count or "1"), act)

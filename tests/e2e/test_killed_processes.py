@@ -102,7 +102,7 @@ def test_sigkill_at_a_step_of_a_real_process_changes_no_record(
     post_round(pipeline, 0)
 
     # Given an aggregator that dies at the step the second time it comes there
-    process = aggregator(environment, output, DELTAPOST_KILL_AT=f"{point}:2")
+    process = aggregator(environment, output, DELTAPOST_FAIL_AT=f"kill:{point}:2")
     posted = 1
     deadline = time.monotonic() + 40
     while process.poll() is None:

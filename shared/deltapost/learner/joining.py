@@ -23,7 +23,7 @@ from deltapost.learner.presence import Presence
 from deltapost.learner.publishing import Publisher
 from deltapost.learner.session import Run
 from deltapost.learner.settings import LearnerSettings
-from deltapost.points import kill_from_environment
+from deltapost.points import fail_from_environment
 from deltapost.serialization.messages import RunMessage, sign_message
 from deltapost.serialization.names import RUNS_STREAM, check_id, commits_stream, learner_key
 from deltapost.serialization.signing import SigningKey
@@ -110,7 +110,7 @@ def join(
             opened_store, plan, history, wrapped.backend, aggregator_key=config.pinned_aggregator_key()
         )
         publisher = Publisher(
-            opened_store, log, plan, key, learner, journal, kill_from_environment(os.environ)
+            opened_store, log, plan, key, learner, journal, fail_from_environment(os.environ)
         )
         commits = log.bounds(commits_stream(run))
         _announce_run(log, plan, key)
