@@ -151,7 +151,12 @@ class Attester:
         learners = [claim.learner for claim in content.claims]
         if learners != sorted(set(learners)):
             raise HistoryError("its participants are not one for each learner, in order")
-        if len(learners) < config.min_quorum or content.degraded != (len(learners) < config.quorum_size):
+        # Degraded with a quorum is possible: learners that are new at a version do not count for it.
+        quorum = len(learners) >= config.quorum_size
+        marked_wrong = (
+            content.degraded if quorum and content.version == 1 else content.degraded < (not quorum)
+        )
+        if len(learners) < config.min_quorum or marked_wrong:
             raise HistoryError(
                 f"{len(learners)} participants, degraded={content.degraded}: no owner seals that with quorum "
                 f"{config.quorum_size} and minimum {config.min_quorum}"

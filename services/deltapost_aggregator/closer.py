@@ -2,17 +2,17 @@
 
 The create-once PUT of the record is the commit point. After it, whatever it answered, the record is read
 back, and only the bytes that were read are attested and indexed: another owner's record is adopted the same
-way. Every step can be repeated from the start; what is already there is verified instead of written.
+way. Every step can be repeated from the start; what is already there is verified instead of written. A seal
+that cannot be closed any more leads to no record but to the names of whom to leave out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from deltapost.errors import MalformedMessage, ObjectConflict, StoreError
+from deltapost.errors import HistoryError, MalformedMessage, NonFinite, ObjectConflict, StoreError
 from deltapost.events import events
-from deltapost.ledger import rounds
+from deltapost.ledger import rounds, seals
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
@@ -21,21 +21,12 @@ from deltapost.serialization.names import record_key
 from deltapost.serialization.records import Observations, Record
 from deltapost_aggregator.attesting import Attester
 from deltapost_aggregator.cache import PayloadCache
-from deltapost_aggregator.computing import RoundComputer
+from deltapost_aggregator.computing import ClosedRound, LeftOut, RoundComputer
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.objects import put_verified
+from deltapost_aggregator.policy import Stages
 
 logger = events(__name__)
-
-
-@dataclass
-class Stages:
-    """Seconds that the stages of a round took, as far as this process saw them."""
-
-    quorum: float | None = None
-    grace: float | None = None
-    close: float | None = None
-    sync: float | None = None
 
 
 class Closer:
@@ -52,11 +43,22 @@ class Closer:
         """The record of head + 1, if the bucket has one. Raises ForkedHistory."""
         return self._attester.read_record(before)
 
-    def close(self, lease: Lease, before: Standing, sealed: Sealed, stages: Stages) -> rounds.Indexed:
-        """Commits the sealed round and indexes whichever record decides it. Raises LeaseLost, StoreError …"""
+    def close(
+        self, lease: Lease, before: Standing, sealed: Sealed, stages: Stages
+    ) -> rounds.Indexed | LeftOut:
+        """Commits the sealed round and indexes whichever record decides it. Raises LeaseLost, StoreError …
+
+        LeftOut: the seal cannot be closed as it is, and the bucket has no record of the round.
+        """
         reach, store, monotonic = self._services.reach, self._services.store, self._services.monotonic
         started = monotonic()
-        closed = self._computer.compute(before, sealed.content)
+        closed = self._compute(before, sealed)
+        if isinstance(closed, LeftOut):
+            record = self.read_record(before)
+            if record is not None:
+                return self.index(lease, before, record, stages, sealed, own=False)
+            reach("seal.lost_detected")
+            return closed
         stages.close = monotonic() - started
         for key, data in closed.objects:
             put_verified(store, key, data)
@@ -89,6 +91,15 @@ class Closer:
             self._computer.remember(closed)
         return indexed
 
+    def _compute(self, before: Standing, sealed: Sealed) -> ClosedRound | LeftOut:
+        try:
+            return self._computer.compute(before, sealed.content)
+        except NonFinite as error:
+            return self._computer.largest(sealed.content, before.head, error)
+        except (HistoryError, StoreError):
+            lost = self._computer.lost(sealed.content, before.head)
+            return self._computer.compute(before, sealed.content) if lost is None else lost
+
     def index(
         self,
         lease: Lease,
@@ -101,7 +112,7 @@ class Closer:
     ) -> rounds.Indexed:
         """Has the record attested, then writes round, participants, verdicts, head. `own`: see Attester."""
         observations = self._observations(lease, before, stages, sealed)
-        follows = sealed is not None and record.follows(sealed.content)
+        follows = not own and seals.followed(self._services.ledger, record)
         attestation = self._attester.attest(before, record, observations, own=own, follows=follows)
         self._services.reach("round.tx_sent")
         indexed = rounds.index(self._services.ledger, lease, record, attestation)

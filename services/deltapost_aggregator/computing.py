@@ -1,7 +1,8 @@
 """Computing: the round that a seal fixes, closed in memory: its record and its objects, nothing written.
 
 It is a function of the seal's content, the state at the head and the payloads, all of them verified by hash:
-whoever computes it, whenever, gets the same bytes.
+whoever computes it, whenever, gets the same bytes. What cannot be computed says which contributions are to
+be left out, by a fixed rule: those whose payload is lost, else the one with the largest norm.
 """
 
 from __future__ import annotations
@@ -12,19 +13,37 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from deltapost.algorithms import Contribution, FragmentState
+from deltapost.algorithms.admission import delta_norm
 from deltapost.algorithms.anchors import genesis_state
 from deltapost.algorithms.sealing import round_record
-from deltapost.errors import HistoryError
+from deltapost.errors import HistoryError, NonFinite, ObjectMissing, StoreError
 from deltapost.ledger import rounds
 from deltapost.ledger.runs import Standing
+from deltapost.limits import FAILING_OBJECT_SECONDS, MISSING_RECHECK_SECONDS
 from deltapost.serialization import TensorBytes, pack, unpack
 from deltapost.serialization.documents import ObjectRef
-from deltapost.serialization.names import anchor_key, delta_key, genesis_key, outer_key, update_key
+from deltapost.serialization.names import (
+    anchor_key,
+    delta_key,
+    genesis_key,
+    manifest_key,
+    outer_key,
+    update_key,
+)
 from deltapost.serialization.records import Claim, Record, SealContent
+from deltapost.serialization.verdicts import Verdict
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
 
 _KeyOf: TypeAlias = Callable[[str, int, int, bytes], str]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The seal cannot be closed as it is: the next generation leaves these envelopes out, and why."""
+
+    verdicts: Mapping[bytes, Verdict]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -46,14 +65,81 @@ class RoundComputer:
         self._cache = cache
         self._aggregator = context.plan.aggregator(fragment, context.services.backend)
         self._state: tuple[bytes, FragmentState] | None = None
+        #: Since when the payload of a sealed envelope has not been readable.
+        self._failing_since: dict[bytes, float] = {}
 
     def remember(self, closed: ClosedRound) -> None:
         """The round was committed: its state is the next one's start, its payloads are done with."""
         self._state = (closed.record.sha256, closed.state)
         self._cache.clear()
+        self._failing_since.clear()
+
+    def lost(self, content: SealContent, base: int) -> LeftOut | None:
+        """The sealed contributions whose payload is gone for good; None when all are there.
+
+        Gone is: twice a definite "no such object", a second apart; other bytes under the key; or one object
+        failing for a minute while others are served. Raises what the store raises that does not answer.
+        """
+        verdicts, failure = self._look(content, base)
+        if "missing" in verdicts.values():
+            self._services.sleep(MISSING_RECHECK_SECONDS)
+            verdicts, failure = self._look(content, base)
+        if failure is not None:
+            raise failure
+        if not verdicts:
+            return None
+        names = ", ".join(claim.learner for claim in content.claims if claim.envelope in verdicts)
+        return LeftOut(verdicts, f"the payload of {names:.200} is lost")
+
+    def _look(self, content: SealContent, base: int) -> tuple[dict[bytes, Verdict], StoreError | None]:
+        """Which payloads are not as sealed, and what kept it from knowing of others."""
+        verdicts: dict[bytes, Verdict] = {}
+        failure: StoreError | None = None
+        for claim in content.claims:
+            try:
+                self._cache.put(claim.payload.sha256, self.payload(claim, base))
+            except ObjectMissing:
+                verdicts[claim.envelope] = "missing"
+            except HistoryError:
+                verdicts[claim.envelope] = "corrupt"
+            except StoreError as error:
+                if self._fails_alone(claim.envelope):
+                    verdicts[claim.envelope] = "missing"
+                else:
+                    failure = error
+            else:
+                self._failing_since.pop(claim.envelope, None)
+        return verdicts, failure
+
+    def _fails_alone(self, envelope: bytes) -> bool:
+        """Whether this object has failed for a minute, and another is served right now."""
+        now = self._services.monotonic()
+        if now - self._failing_since.setdefault(envelope, now) < FAILING_OBJECT_SECONDS:
+            return False
+        try:
+            self._services.store.head(manifest_key(self._context.run))
+        except StoreError:
+            return False
+        return True
+
+    def largest(self, content: SealContent, base: int, error: NonFinite) -> LeftOut:
+        """Who is left out of a round whose result is not finite: the largest delta, ties by learner id."""
+        specs, codec = self._context.plan.specs(self._fragment), self._context.plan.delta_codec
+        norms = [
+            delta_norm(unpack(self.payload(claim, base)), specs, codec, self._services.backend)
+            for claim in content.claims
+        ]
+        claim = content.claims[norms.index(max(norms))]
+        return LeftOut(
+            {claim.envelope: "non_finite"},
+            f"the result is not finite ({error}); {claim.learner} has the largest norm",
+        )
 
     def compute(self, before: Standing, content: SealContent) -> ClosedRound:
-        """The round that a seal fixes, closed: its record and its objects. Writes nothing."""
+        """The round that a seal fixes, closed: its record and its objects. Writes nothing.
+
+        Raises ObjectMissing or HistoryError when an input is not there, NonFinite when the result is none.
+        """
         run, fragment, base = self._context.run, self._fragment, before.head
         state = self._load_state(before)
         contributions = [self._load_contribution(claim, base) for claim in content.claims]

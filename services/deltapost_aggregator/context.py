@@ -11,6 +11,7 @@ from functools import cached_property
 from deltapost.adapters import Backend
 from deltapost.algorithms.liveness import Liveness
 from deltapost.algorithms.plan import RunPlan
+from deltapost.algorithms.sealing import counts_for_quorum
 from deltapost.errors import MalformedMessage, ObjectMissing, StoreError
 from deltapost.events import events
 from deltapost.ledger import runs
@@ -39,6 +40,7 @@ class Health:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._problems: dict[str, str] = {}
+        self._waiting: dict[str, str] = {}
         self.last_read = time.monotonic()
 
     def problem(self, component: str, reason: str) -> None:
@@ -52,6 +54,18 @@ class Health:
     def read_happened(self) -> None:
         """A stream was read successfully just now."""
         self.last_read = time.monotonic()
+
+    def waits(self, component: str, reason: str | None) -> None:
+        """Why a round does not close yet, which may be as it should be; None: it closed."""
+        with self._lock:
+            if reason is None:
+                self._waiting.pop(component, None)
+            else:
+                self._waiting[component] = reason
+
+    def waiting(self) -> dict[str, str]:
+        with self._lock:
+            return dict(sorted(self._waiting.items()))
 
     def problems(self) -> dict[str, str]:
         with self._lock:
@@ -88,6 +102,7 @@ class RunContext:
         self._lock = threading.Lock()
         self._liveness = Liveness(services.settings.learner_lease_seconds, plan.config.stall_after_seconds)
         self._keys = runs.learner_keys(services.ledger, plan.run)
+        self._first_versions: dict[str, int] = {}
         self._unknown_until: dict[str, float] = {}
         self._failing_since: dict[str, float] = {}
         self._members_known = False
@@ -117,7 +132,9 @@ class RunContext:
     def live(self) -> frozenset[str] | None:
         """The live learners; None while that is not known."""
         with self._lock:
-            return self._liveness.live() if self._members_known else None
+            live = self._liveness.live() if self._members_known else None
+            # After a start nobody may have spoken yet: that nobody is there is known after a lease.
+            return live if live or self._liveness.listened_a_lease else None
 
     def passed(self, fragment: int, version: int) -> frozenset[str]:
         with self._lock:
@@ -126,6 +143,21 @@ class RunContext:
     def contributed(self, learner: str) -> None:
         with self._lock:
             self._liveness.contributed(learner)
+
+    def counts(self, learner: str, head: int) -> bool:
+        """Whether the learner counts for the quorum of the round with this base: not while it is new.
+
+        At version 0 everyone counts; who came later counts from the version after that on.
+        """
+        if head == 0:
+            return True
+        with self._lock:
+            first = self._first_versions.get(learner)
+        if first is None:
+            first = runs.first_version(self.services.ledger, self.run, learner)
+            with self._lock:
+                self._first_versions[learner] = first
+        return counts_for_quorum(first, head)
 
     def public_key(self, learner: str) -> bytes | None:
         """The learner's key, from memory or the bucket; None for an id nobody has registered."""

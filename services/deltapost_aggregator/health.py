@@ -1,4 +1,7 @@
-"""HealthServer: `/healthz` says that the process runs and reads, `/readyz` what is wrong, in words."""
+"""HealthServer: `/healthz` says that the process runs and reads, `/readyz` what is wrong, in words.
+
+`/readyz` also lists under `waiting` why each open round does not close yet; that alone is nothing wrong.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,12 @@ def health_app(health: Health) -> FastAPI:
         problems = health.problems()
         response.status_code = 503 if problems else 200
         reason = "; ".join(f"{component}: {what}" for component, what in problems.items())
-        return {"ready": not problems, "reason": reason or "everything answers", "problems": problems}
+        return {
+            "ready": not problems,
+            "reason": reason or "everything answers",
+            "problems": problems,
+            "waiting": health.waiting(),
+        }
 
     return app
 

@@ -17,10 +17,8 @@ from deltapost.algorithms.sealing import (
     NeedsPayload,
     NeedsProbe,
     OpenRound,
-    Ready,
     Repeated,
     Uncounted,
-    readiness,
 )
 from deltapost.errors import (
     DeltapostError,
@@ -38,6 +36,7 @@ from deltapost.streams import Entry
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.payloads import PayloadChecks
+from deltapost_aggregator.policy import Policy
 
 logger = events(__name__)
 
@@ -66,7 +65,7 @@ class Intake:
         lease: Lease,
         before: Standing,
         entries: Sequence[Entry],
-        grace_seconds: float,
+        policy: Policy,
         hold_lease: Callable[[], object],
     ) -> Taken:
         """Judges entries in order until the round is full, and writes what it decided.
@@ -97,7 +96,7 @@ class Intake:
             decisions.append(decision)
             view.add(decision)
             self._log(decision)
-            if self._full(view, grace_seconds):
+            if policy.full(view, entry.id):
                 break
         if decisions:
             reach("intake.tx_sent")
@@ -162,18 +161,6 @@ class Intake:
         except ObjectMissing:
             return False
         return True
-
-    def _full(self, view: OpenRound, grace_seconds: float) -> bool:
-        """Whether the round can be sealed right here: entries after this one belong to the next round."""
-        ready = readiness(
-            accepted=view.slots,
-            passed=self._context.passed(self._fragment, view.head),
-            live=self._context.live(),
-            config=self._context.plan.config,
-            seconds_since_quorum=0.0,
-            grace_seconds=grace_seconds,
-        )
-        return isinstance(ready, Ready) and not ready.degraded
 
     def _log(self, decision: Decision) -> None:
         fields: dict[str, object] = {"run": self._context.run, "fragment": self._fragment}

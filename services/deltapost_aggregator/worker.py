@@ -13,8 +13,7 @@ import statistics
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from deltapost.algorithms.schedule import RoundTimes, Schedule
-from deltapost.algorithms.sealing import OpenRound, Ready, Waiting, readiness
+from deltapost.algorithms.sealing import OpenRound, Ready, Waiting
 from deltapost.errors import DeltapostError, LeaseLost
 from deltapost.events import events
 from deltapost.ledger import intake as ledger_intake
@@ -23,13 +22,15 @@ from deltapost.ledger.leases import Lease
 from deltapost.ledger.rounds import Indexed
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
-from deltapost.limits import MAX_GRACE_SECONDS
+from deltapost.limits import FIRST_RESET_PAUSE_SECONDS, LONGEST_RESET_PAUSE_SECONDS
 from deltapost.serialization.names import envelope_stream
 from deltapost.streams import START, Entry, position_key
 from deltapost_aggregator.announcer import Announcer
-from deltapost_aggregator.closer import Closer, Stages
+from deltapost_aggregator.closer import Closer
+from deltapost_aggregator.computing import LeftOut
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.intake import Intake
+from deltapost_aggregator.policy import Policy, SealPolicy, Stages
 
 logger = events(__name__)
 
@@ -39,13 +40,13 @@ BATCH_ENTRIES = 64
 #: How an owner names a life of a stream.
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 
-Progress: TypeAlias = Literal["committed", "adopted", "read", "idle", "not_owner"]
+Progress: TypeAlias = Literal["committed", "adopted", "left_out", "read", "idle", "not_owner"]
 
 
 class FragmentWorker:
     """Serves one fragment of one run. `step` is called in a loop by one thread."""
 
-    def __init__(self, context: RunContext, fragment: int) -> None:
+    def __init__(self, context: RunContext, fragment: int, policy: Policy | None = None) -> None:
         self._context = context
         self._services = context.services
         self._fragment = fragment
@@ -58,12 +59,10 @@ class FragmentWorker:
         self._renew_at = 0.0
         self._started = False
         self._probed = False
-        self._round_started: tuple[int, float] | None = None
-        self._quorum_at: tuple[int, float] | None = None
-        config = context.plan.config
-        self._schedule = Schedule(config.sync_every, config.fragments, config.in_flight, config.overlap_steps)
-        self._times = RoundTimes()
+        self._policy: Policy = SealPolicy(context, fragment) if policy is None else policy
         self._waiting: str | None = None
+        self._reset_pause = FIRST_RESET_PAUSE_SECONDS
+        self._reset_at = float("-inf")
 
     def step(self, wait_seconds: float) -> Progress:
         """Does the next thing that is due; waits at most `wait_seconds` for mail when nothing is.
@@ -74,14 +73,22 @@ class FragmentWorker:
             return self._step(wait_seconds)
         except LeaseLost as error:
             logger.warning("lease_lost", extra=self._fields() | {"reason": str(error)})
-            self._lease = None
+            self._lost_lease()
             return "not_owner"
+        except DeltapostError as error:
+            self._note_failure(error)
+            raise
 
     def stop(self) -> None:
         """Gives the lease back."""
         if self._lease is not None:
             leases.release(self._services.ledger, self._lease)
-            self._lease = None
+            self._lost_lease()
+
+    def _lost_lease(self) -> None:
+        self._lease = None
+        self._waiting = None
+        self._services.health.waits(self._component, None)
 
     def _step(self, wait_seconds: float) -> Progress:
         lease = self._hold_lease()
@@ -110,7 +117,7 @@ class FragmentWorker:
                 return "read"
         sealed_now = self._seal_if_ready(lease, standing)
         if sealed_now is not None:
-            return self._commit(lease, standing, sealed_now, self._stages(standing))
+            return self._commit(lease, standing, sealed_now, self._policy.stages(standing.head))
         if failure is not None:
             raise failure
         if entries:
@@ -154,19 +161,42 @@ class FragmentWorker:
         return True
 
     def _commit(self, lease: Lease, standing: Standing, sealed: Sealed, stages: Stages) -> Progress:
-        indexed = self._closer.close(lease, standing, sealed, stages)
-        self._times = self._times.observed(
-            step=statistics.median(claim.step_seconds for claim in sealed.content.claims),
-            quorum=stages.quorum,
-            sync=stages.sync,
+        outcome = self._closer.close(lease, standing, sealed, stages)
+        if isinstance(outcome, LeftOut):
+            self._leave_out(lease, standing, sealed, outcome)
+            return "left_out"
+        self._policy.committed(
+            statistics.median(claim.step_seconds for claim in sealed.content.claims), stages
         )
-        self._after_commit(lease, sealed, indexed)
+        self._after_commit(lease, sealed, outcome)
         return "committed"
+
+    def _leave_out(self, lease: Lease, standing: Standing, sealed: Sealed, found: LeftOut) -> None:
+        """Seals the next generation without what cannot be merged, or opens the round again."""
+        config = self._context.plan.config
+        following = seals.leave_out(
+            self._services.ledger,
+            lease,
+            standing,
+            sealed,
+            found.verdicts,
+            quorum_size=config.quorum_size,
+            min_quorum=config.min_quorum,
+        )
+        facts = self._fields() | {"version": standing.head + 1, "reason": found.reason}
+        if following is None:
+            self._services.reach("seal.reopen_tx")
+            logger.warning("round_reopened", extra=facts)
+            self._note_waiting(lease, f"opened again: {found.reason}")
+        else:
+            self._services.reach("seal.generation_tx")
+            logger.warning("seal_generation", extra=facts | {"generation": following.content.generation})
 
     def _after_commit(self, lease: Lease, sealed: Sealed | None, indexed: Indexed) -> None:
         standing = runs.standing(self._services.ledger, lease.run, lease.fragment)
-        self._round_started = (standing.head, self._services.monotonic())
-        self._waiting = None
+        self._policy.begin(standing.head)
+        self._going_on()
+        self._reset_pause = FIRST_RESET_PAUSE_SECONDS
         self._announcer.announce(lease, standing)
         if sealed is not None and not indexed.rewound:
             self._announcer.trim(standing, sealed)
@@ -175,7 +205,8 @@ class FragmentWorker:
         """Gives a stream that was emptied, rolled back or trimmed past the position a new epoch.
 
         Not from the start position: nothing was read of such a life yet, and what is gone of it comes again
-        by the learners' timers.
+        by the learners' timers. A stream that is lost again and again gets its new names ever more slowly:
+        each makes every learner post again.
         """
         log = self._services.log
         name = log.epoch(self._stream) or log.claim_epoch(self._stream, secrets.token_hex(8))
@@ -185,7 +216,10 @@ class FragmentWorker:
         at = position_key(standing.position)
         behind = bounds is None or position_key(bounds.last_id) < at
         trimmed = bounds is not None and position_key(bounds.removed_through) > at
-        if name == standing.stream_epoch and at != position_key(START) and (behind or trimmed):
+        lost = name == standing.stream_epoch and at != position_key(START) and (behind or trimmed)
+        if lost and self._services.monotonic() >= self._reset_at:
+            self._reset_at = self._services.monotonic() + self._reset_pause
+            self._reset_pause = min(2 * self._reset_pause, LONGEST_RESET_PAUSE_SECONDS)
             name = log.replace_epoch(self._stream, old=standing.stream_epoch, new=secrets.token_hex(8))
             self._services.reach("stream.reset_sent")
             logger.warning("stream_lost", extra=self._fields() | {"position": standing.position})
@@ -201,9 +235,8 @@ class FragmentWorker:
     ) -> tuple[Standing, DeltapostError | None]:
         """Judges the entries; returns where that leaves the fragment, and what kept it from going on."""
         self._services.reach("intake.read")
-        if self._round_started is None or self._round_started[0] != standing.head:
-            self._round_started = (standing.head, self._services.monotonic())
-        taken = self._intake.take(lease, standing, entries, self._grace_seconds(), self._hold_lease)
+        self._policy.begin(standing.head)
+        taken = self._intake.take(lease, standing, entries, self._policy, self._hold_lease)
         self._announcer.advise(lease, taken.decisions)
         if taken.record_ahead:
             self._probed = False
@@ -216,44 +249,22 @@ class FragmentWorker:
             self._services.ledger, self._context.run, self._fragment, standing.head
         )
 
-    def _readiness(self, standing: Standing) -> Ready | Waiting:
-        view = self._view(standing)
-        quorum = self._context.plan.config.quorum_size
-        now = self._services.monotonic()
-        if len(view.slots) < quorum:
-            self._quorum_at = None
-        elif self._quorum_at is None or self._quorum_at[0] != standing.head:
-            self._quorum_at = (standing.head, now)
-        return readiness(
-            accepted=view.slots,
-            passed=self._context.passed(self._fragment, standing.head),
-            live=self._context.live(),
-            config=self._context.plan.config,
-            seconds_since_quorum=now - self._quorum_at[1] if self._quorum_at else None,
-            grace_seconds=self._grace_seconds(),
-        )
-
-    def _grace_seconds(self) -> float:
-        """How long the open round waits past its quorum: the manifest's fixed window, or the adaptive one."""
-        fixed = self._context.plan.config.grace_seconds
-        adaptive = min(self._schedule.grace_seconds(self._times), MAX_GRACE_SECONDS)
-        return adaptive if fixed is None else fixed
-
     def _wait_for(self, standing: Standing, wait_seconds: float) -> float:
         """How long to wait for mail: not past the end of an open grace window."""
-        ready = self._readiness(standing)
+        ready = self._policy.ready(self._view(standing), standing.position)
         if isinstance(ready, Ready):
             return 0.0
         return wait_seconds if ready.seconds is None else max(0.0, min(wait_seconds, ready.seconds))
 
     def _seal_if_ready(self, lease: Lease, standing: Standing) -> Sealed | None:
-        ready = self._readiness(standing)
+        ready = self._policy.ready(self._view(standing), standing.position)
         if isinstance(ready, Waiting):
             self._note_waiting(lease, ready.reason)
             return None
         self._services.reach("seal.tx_sent")
         sealed = seals.seal(self._services.ledger, lease, standing, self._context.plan.config.quorum_size)
         self._services.reach("seal.tx_done")
+        self._going_on()
         logger.info(
             "round_sealed",
             extra=self._fields()
@@ -262,16 +273,29 @@ class FragmentWorker:
         return sealed
 
     def _note_waiting(self, lease: Lease, reason: str) -> None:
+        """Says why the round does not close, once for each reason: in ledger, log and readiness."""
         if reason != self._waiting:
             ledger_intake.note_waiting(self._services.ledger, lease, reason)
+            logger.info("round_waits", extra=self._fields() | {"reason": reason})
+            self._services.health.waits(self._component, reason)
             self._waiting = reason
 
-    def _stages(self, standing: Standing) -> Stages:
-        now = self._services.monotonic()
-        started = self._round_started[1] if self._round_started else now
-        if self._quorum_at is None or self._quorum_at[0] != standing.head:
-            return Stages(quorum=now - started)
-        return Stages(quorum=max(0.0, self._quorum_at[1] - started), grace=now - self._quorum_at[1])
+    def _note_failure(self, error: DeltapostError) -> None:
+        """The same for what keeps the fragment from going on, as far as the ledger can be told."""
+        if self._lease is None:
+            return
+        try:
+            self._note_waiting(self._lease, f"{error.code}: {error}")
+        except DeltapostError as failure:
+            logger.warning("waiting_not_noted", extra=self._fields() | {"reason": str(failure)})
+
+    def _going_on(self) -> None:
+        self._waiting = None
+        self._services.health.waits(self._component, None)
+
+    @property
+    def _component(self) -> str:
+        return f"run {self._context.run} fragment {self._fragment}"
 
     def _fields(self) -> dict[str, object]:
         return {"run": self._context.run, "fragment": self._fragment}

@@ -65,6 +65,10 @@ REDECIDE_SECONDS: Final = 2.0
 #: Seconds one object may fail while others are served before it counts as `missing`.
 FAILING_OBJECT_SECONDS: Final = 60.0
 
+#: Seconds between two new names for one stream that is lost again and again: doubled, up to the second.
+FIRST_RESET_PAUSE_SECONDS: Final = 1.0
+LONGEST_RESET_PAUSE_SECONDS: Final = 60.0
+
 #: Seconds a fragment's lease lasts; renewed at a third of it.
 LEASE_SECONDS: Final = 15.0
 

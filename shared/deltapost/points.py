@@ -56,6 +56,9 @@ RECOVERY_POINTS: Final = (
     "probe.before_ahead",
     "adopt.record_read",
     "adopt.tx_done",
+    "seal.lost_detected",
+    "seal.generation_tx",
+    "seal.reopen_tx",
     "stream.reset_sent",
     "stream.position_tx",
 )

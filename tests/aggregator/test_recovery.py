@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import redis
 
-from deltapost.errors import HistoryError, MalformedMessage, StoreError
+from deltapost.errors import HistoryError, MalformedMessage
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
@@ -18,7 +18,6 @@ from deltapost.serialization.messages import ContributionMessage, sign_message
 from deltapost.serialization.names import (
     anchor_key,
     attestation_key,
-    delta_key,
     envelope_stream,
     epoch_key,
     record_key,
@@ -211,22 +210,3 @@ def test_a_step_of_a_million_years_is_no_claim() -> None:
             tokens=1,
             step_seconds=1e12,
         )
-
-
-def test_a_sealed_input_that_is_gone_is_said_and_the_round_waits_for_it(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger)
-    worker = pipeline.worker(payload_cache_bytes=0)
-    signed = pipeline.post("ada", DELTA["ada"])
-    key = delta_key(RUN, "ada", 0, 0, signed.message.payload.sha256)  # type: ignore[union-attr]
-    blob = pipeline.store.get(key)
-    worker.step(0.0)
-    pipeline.store.delete(key)
-    for learner in LEARNERS[1:]:
-        pipeline.post(learner, DELTA[learner])
-    with pytest.raises(StoreError, match=key):
-        pipeline.run_to(1, worker)
-
-    pipeline.store.put(key, blob.data)
-    pipeline.run_to(1, worker)
-
-    assert [p.learner for p in pipeline.record(1).participants] == sorted(LEARNERS)

@@ -16,7 +16,8 @@ from fixtures.pipeline import RUN, learner_signing_key, plain_config
 def decide(
     accepted: str,
     *,
-    live: str,
+    live: str | None,
+    newcomers: str = "",
     passed: str = "",
     quorum: int = 3,
     minimum: int = 1,
@@ -26,7 +27,8 @@ def decide(
     return readiness(
         accepted=set(accepted),
         passed=set(passed),
-        live=set(live),
+        newcomers=set(newcomers),
+        live=None if live is None else set(live),
         config=plain_config(quorum_size=quorum, min_quorum=minimum),
         seconds_since_quorum=since,
         grace_seconds=grace,
@@ -45,6 +47,11 @@ def decide(
         pytest.param(decide("abc", live=""), Ready(False), id="quorum without news of members"),
         pytest.param(decide("ab", live="ab"), Ready(True), id="fewer live than the quorum"),
         pytest.param(decide("a", live="ab", passed="b"), Ready(True), id="the other passed"),
+        pytest.param(decide("ab", live=""), Ready(True), id="who contributed has left, as all others"),
+        pytest.param(decide("abc", live="abc", newcomers="c"), Ready(True), id="all reported, one is new"),
+        pytest.param(
+            decide("abcd", live="abcde", newcomers="d", since=0.0), Ready(False), id="quorum of old"
+        ),
     ],
 )
 def test_a_round_is_ready(found: Ready | Waiting, expected: Ready) -> None:
@@ -59,7 +66,11 @@ def test_a_round_is_ready(found: Ready | Waiting, expected: Ready) -> None:
         pytest.param(decide("ab", live="abc"), "waiting for c", id="a live learner is missing"),
         pytest.param(decide("abc", live="abcd", since=1.0, grace=4.0), "grace", id="grace is open"),
         pytest.param(decide("a", live="a", minimum=2), "at least 2", id="below the minimum"),
-        pytest.param(decide("ab", live=""), "nobody else is live", id="no quorum and no news of members"),
+        pytest.param(decide("ab", live=None), "not known yet", id="no quorum and no news of members"),
+        pytest.param(
+            decide("a", live="", minimum=2), "nobody else is live", id="all left, below the minimum"
+        ),
+        pytest.param(decide("abc", live="abcd", newcomers="c"), "2 of 3", id="a newcomer does not count"),
     ],
 )
 def test_a_round_waits_and_says_why(found: Ready | Waiting, words: str) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from deltapost.cli.ledger import app
 from deltapost.errors import ConfigurationError, WrongRevision
+from deltapost.ledger import revisions
 from deltapost_ledger import LedgerSettings
 from fixtures.ports import free_ports
 
@@ -80,8 +81,8 @@ def test_status_and_downgrade_tell_where_the_ledger_is(ledger_url: str) -> None:
 
     assert isinstance(before.exception, WrongRevision)
     assert [result.exit_code for result in (up, after, asked, kept, down)] == [0, 0, 1, 0, 0]
-    assert "is at revision 0001" in up.stdout
-    assert "is at revision 0001" in after.stdout
+    assert f"is at revision {revisions.head()}" in up.stdout
+    assert f"is at revision {revisions.head()}" in after.stdout
     assert "is at revision base" in down.stdout
 
 

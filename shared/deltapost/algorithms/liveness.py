@@ -37,6 +37,11 @@ class Liveness:
         """
         self._now += max(0.0, seconds)
 
+    @property
+    def listened_a_lease(self) -> bool:
+        """Whether the stream was read for so long that every live learner has been heard."""
+        return self._now > self.lease_seconds
+
     def observe(self, message: MemberMessage) -> bool:
         """Takes a verified message in; False when it is not above the last seen (session, counter)."""
         newest = (message.session, message.counter)

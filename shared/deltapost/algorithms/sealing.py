@@ -169,9 +169,18 @@ class Waiting:
     seconds: float | None = None
 
 
+def counts_for_quorum(first_version: int, head: int) -> bool:
+    """Whether a learner first seen at `first_version` counts for the quorum of the round with base `head`.
+
+    At version 0 everyone does; a later one does from the version after that on, and is merged meanwhile.
+    """
+    return first_version == 0 or first_version < head
+
+
 def readiness(
     *,
     accepted: Collection[str],
+    newcomers: Collection[str] = (),
     passed: Collection[str],
     live: Collection[str] | None,
     config: DiLoCo,
@@ -180,32 +189,63 @@ def readiness(
 ) -> Ready | Waiting:
     """Whether the open round may be sealed (design.md, "Ready to seal", "Grace", "Degraded").
 
-    `accepted`, `passed` and `live` are learner ids; `live` is None while it is not known who is, as after a
-    start: then only quorum and grace close a round. `seconds_since_quorum` is None until the quorum stood.
+    `accepted`, `newcomers` (those of them that do not count for the quorum yet), `passed` and `live` are
+    learner ids; `live` is None while it is not known who is, as after a start: then only quorum and grace
+    close a round. `seconds_since_quorum` is None until the quorum stood.
     """
     answered = set(accepted) | set(passed)
-    all_reported = bool(live) and set(live or ()) <= answered
+    all_reported = live is not None and set(live) <= answered
+    counted = len(set(accepted) - set(newcomers))
     if not accepted:
         return Waiting("no accepted contribution yet")
-    if len(accepted) >= config.quorum_size:
+    if counted >= config.quorum_size:
         left = grace_seconds - (seconds_since_quorum or 0.0)
         if all_reported or left <= 0:
             return Ready(degraded=False)
         return Waiting("the quorum stands; the grace window is open", left)
     if all_reported and len(accepted) >= config.min_quorum:
         return Ready(degraded=True)
+    so_far = f"{counted} of {config.quorum_size} contributions"
+    if counted < len(accepted):
+        so_far += f" (and {len(accepted) - counted} of learners that are new at this version)"
     if live is None:
-        return Waiting(f"{len(accepted)} of {config.quorum_size} contributions; who is live is not known yet")
+        return Waiting(f"{so_far}; who is live is not known yet")
     missing = sorted(set(live) - answered)
     if missing:
-        return Waiting(
-            f"{len(accepted)} of {config.quorum_size} contributions; waiting for {', '.join(missing[:8])}"
-            + (" …" if len(missing) > 8 else "")
+        more = " …" if len(missing) > 8 else ""
+        return Waiting(f"{so_far}; waiting for {', '.join(missing[:8])}{more}")
+    return Waiting(f"{so_far} and nobody else is live; at least {config.min_quorum} are needed")
+
+
+def left_out_by(
+    content: SealContent, verdicts: Mapping[bytes, Verdict], *, newcomers: Collection[str], quorum_size: int
+) -> SealContent | None:
+    """The next generation of a seal, without the claims that `verdicts` names; None when none is left."""
+    claims = tuple(claim for claim in content.claims if claim.envelope not in verdicts)
+    if not claims:
+        return None
+    answers = [
+        Answer(
+            envelope=claim.envelope,
+            learner=claim.learner,
+            version=content.version - 1,
+            verdict=verdicts[claim.envelope],
         )
-    return Waiting(
-        f"{len(accepted)} of {config.quorum_size} contributions and nobody else is live; "
-        f"at least {config.min_quorum} are needed"
+        for claim in content.claims
+        if claim.envelope in verdicts
+    ]
+    return content.model_copy(
+        update={
+            "generation": content.generation + 1,
+            "claims": claims,
+            "answers": tuple(sorted([*content.answers, *answers], key=lambda answer: answer.envelope)),
+            "degraded": _degraded(claims, newcomers, quorum_size),
+        }
     )
+
+
+def _degraded(claims: Sequence[Claim], newcomers: Collection[str], quorum_size: int) -> bool:
+    return sum(claim.learner not in newcomers for claim in claims) < quorum_size
 
 
 def seal_content(
@@ -217,6 +257,7 @@ def seal_content(
     rows: Sequence[tuple[SignedMessage, Verdict]],
     unverified: Mapping[UnverifiedReason, int],
     over_quota: Mapping[str, int],
+    newcomers: Collection[str] = (),
     quorum_size: int,
 ) -> SealContent:
     """What the seal of the round from `head` to `head + 1` fixes, from the verdicts not answered yet."""
@@ -246,7 +287,7 @@ def seal_content(
         answers=tuple(answers),
         unverified=dict(unverified),
         over_quota=dict(over_quota),
-        degraded=len(claims) < quorum_size,
+        degraded=_degraded(claims, newcomers, quorum_size),
     )
 
 

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from deltapost.errors import HistoryError
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
-from deltapost.ledger.rounds import answer, drop_unanswered, next_sequence, participant_rows, round_row
+from deltapost.ledger.rewinding import drop_unanswered
+from deltapost.ledger.rounds import answer, next_sequence, participant_rows, round_row
 from deltapost.ledger.tables import (
     ContributionRow,
     FragmentRow,

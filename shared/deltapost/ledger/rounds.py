@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from deltapost.errors import ForkedHistory, LeaseLost
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
-from deltapost.ledger.seals import newest
+from deltapost.ledger.rewinding import drop_unanswered
+from deltapost.ledger.seals import in_force
 from deltapost.ledger.tables import (
     ContributionRow,
     FragmentRow,
@@ -62,7 +63,7 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
                 f"{record.previous.hex()[:16]}…, the ledger's head is {head_sha256.hex()[:16]}…",
                 hint="the ledger belongs to another bucket, or history was altered",
             )
-        row = newest(session, lease.run, lease.fragment, record.version)
+        row = in_force(session, lease.run, lease.fragment, record.version)
         rewound = row is None or not record.follows(SealContent.from_bytes(row.content))
         if rewound:
             drop_unanswered(session, lease)
@@ -81,27 +82,6 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
             moved["position"] = START
         hold(session, lease, **moved)
     return Indexed(record.version, rewound)
-
-
-def drop_unanswered(session: Session, lease: Lease) -> None:
-    """Forgets every verdict no record carries: they were provisional, and this record is another seal's."""
-    session.execute(
-        delete(ContributionRow).where(
-            ContributionRow.run == lease.run,
-            ContributionRow.fragment == lease.fragment,
-            ContributionRow.answered_version.is_(None),
-        )
-    )
-    session.execute(
-        delete(UnverifiedRow).where(
-            UnverifiedRow.run == lease.run,
-            UnverifiedRow.fragment == lease.fragment,
-            UnverifiedRow.version
-            > select(FragmentRow.head)
-            .where(FragmentRow.run == lease.run, FragmentRow.fragment == lease.fragment)
-            .scalar_subquery(),
-        )
-    )
 
 
 def next_sequence(session: Session, run: str) -> int:

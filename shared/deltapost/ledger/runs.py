@@ -111,6 +111,15 @@ def add_learner(ledger: Ledger, run: str, learner: str, public_key: bytes) -> No
         )
 
 
+def first_version(ledger: Ledger, run: str, learner: str) -> int:
+    """The version at which the learner was first seen; 0 for one that is not known."""
+    with ledger.read() as session:
+        found = session.scalars(
+            select(LearnerRow.first_version).where(LearnerRow.run == run, LearnerRow.learner == learner)
+        ).one_or_none()
+    return found or 0
+
+
 def member_seen(ledger: Ledger, messages: list[MemberMessage]) -> None:
     """Notes the newest of each learner's verified messages; older ones change nothing."""
     if not messages:

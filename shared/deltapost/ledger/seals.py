@@ -2,25 +2,33 @@
 
 The seal takes every verdict that no record answered yet, selected in the transaction that writes it, and the
 position up to which everything is decided. From it and the payloads anyone computes the same record.
+
+When a payload is lost afterwards, or the result is not finite, the next *generation* of the seal names who is
+left out. Where too few would be left, the round's seals are withdrawn and it opens again: its verdicts are
+dropped and the stream is read from its start. The record of any generation may still win.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from deltapost.algorithms.sealing import seal_content
+from deltapost.algorithms.sealing import left_out_by, seal_content
+from deltapost.errors import LeaseLost
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
+from deltapost.ledger.rewinding import drop_unanswered
 from deltapost.ledger.runs import Standing
-from deltapost.ledger.tables import ContributionRow, SealRow, UnverifiedRow
+from deltapost.ledger.tables import ContributionRow, LearnerRow, SealRow, UnverifiedRow
 from deltapost.serialization.messages import read_message
-from deltapost.serialization.records import SealContent
+from deltapost.serialization.records import Record, SealContent
+from deltapost.serialization.verdicts import Verdict
+from deltapost.streams import START
 
 
 @dataclass(frozen=True)
@@ -33,20 +41,34 @@ class Sealed:
 
 
 def pending(ledger: Ledger, run: str, fragment: int, head: int) -> Sealed | None:
-    """The newest generation of the seal of the round from `head` to `head + 1`, if it is sealed."""
+    """The seal in force of the round from `head` to `head + 1`: its newest generation, if not withdrawn."""
     with ledger.read() as session:
-        row = newest(session, run, fragment, head + 1)
+        row = in_force(session, run, fragment, head + 1)
         return _sealed(row) if row is not None else None
 
 
-def newest(session: Session, run: str, fragment: int, version: int) -> SealRow | None:
-    """The seal row of the highest generation of the round that produces `version`."""
-    return session.scalars(
+def in_force(session: Session, run: str, fragment: int, version: int) -> SealRow | None:
+    """The seal row of the highest generation of the round that produces `version`, if not withdrawn."""
+    row = session.scalars(
         select(SealRow)
         .where(SealRow.run == run, SealRow.fragment == fragment, SealRow.version == version)
         .order_by(SealRow.generation.desc())
         .limit(1)
     ).one_or_none()
+    return None if row is None or row.withdrawn else row
+
+
+def followed(ledger: Ledger, record: Record) -> bool:
+    """Whether the record says what one of this ledger's seals of its round fixed, whatever the generation."""
+    with ledger.read() as session:
+        contents = session.scalars(
+            select(SealRow.content).where(
+                SealRow.run == record.run,
+                SealRow.fragment == record.fragment,
+                SealRow.version == record.version,
+            )
+        ).all()
+    return any(record.follows(SealContent.from_bytes(content)) for content in contents)
 
 
 def _sealed(row: SealRow) -> Sealed:
@@ -75,25 +97,102 @@ def seal(ledger: Ledger, lease: Lease, before: Standing, quorum_size: int) -> Se
             run=lease.run,
             fragment=lease.fragment,
             head=before.head,
-            generation=0,
+            generation=_next_generation(session, lease, before.head + 1),
             rows=[(read_message(message), verdict) for message, verdict in rows],
             unverified={reason: count for reason, learner, count in counts if not learner},
             over_quota={learner: count for _, learner, count in counts if learner},
+            newcomers=_newcomers(session, lease.run, before.head),
             quorum_size=quorum_size,
         )
-        data = content.to_bytes()
-        session.add(
-            SealRow(
-                run=lease.run,
-                fragment=lease.fragment,
-                version=before.head + 1,
-                generation=0,
-                stream_epoch=before.stream_epoch,
-                position=before.position,
-                content=data,
-                content_sha256=hashlib.sha256(data).digest(),
-                degraded=content.degraded,
-                sealed_at=ledger.now(session),
+        return _add(session, ledger, content, before.stream_epoch, before.position)
+
+
+def leave_out(
+    ledger: Ledger,
+    lease: Lease,
+    before: Standing,
+    sealed: Sealed,
+    verdicts: Mapping[bytes, Verdict],
+    *,
+    quorum_size: int,
+    min_quorum: int,
+) -> Sealed | None:
+    """Seals the next generation, without the claims in `verdicts` (by envelope, with why).
+
+    None when fewer than `min_quorum` would be left: then the round's seals are withdrawn and it is open
+    again, with nothing decided that a record does not answer. Raises LeaseLost when the seal is not in force.
+    """
+    with ledger.write() as session:
+        hold(session, lease, at=before)
+        row = in_force(session, lease.run, lease.fragment, before.head + 1)
+        if row is None or SealContent.from_bytes(row.content) != sealed.content:
+            raise LeaseLost(f"the seal of version {before.head + 1} of run {lease.run!r} is not in force")
+        newcomers = _newcomers(session, lease.run, before.head)
+        content = left_out_by(sealed.content, verdicts, newcomers=newcomers, quorum_size=quorum_size)
+        if content is None or len(content.claims) < min_quorum:
+            session.execute(
+                update(SealRow)
+                .where(
+                    SealRow.run == lease.run,
+                    SealRow.fragment == lease.fragment,
+                    SealRow.version == before.head + 1,
+                )
+                .values(withdrawn=True)
+            )
+            # What was computed would come out the same again, and the round be sealed the same for ever.
+            computed = {envelope for envelope, verdict in verdicts.items() if verdict == "non_finite"}
+            _change_verdicts(session, lease, {envelope: verdicts[envelope] for envelope in computed})
+            drop_unanswered(session, lease, keep=computed)
+            hold(session, lease, position=START, updated_at=ledger.now(session))
+            return None
+        _change_verdicts(session, lease, verdicts)
+        hold(session, lease, updated_at=ledger.now(session))
+        return _add(session, ledger, content, sealed.stream_epoch, sealed.position)
+
+
+def _change_verdicts(session: Session, lease: Lease, verdicts: Mapping[bytes, Verdict]) -> None:
+    for envelope, verdict in verdicts.items():
+        session.execute(
+            update(ContributionRow)
+            .where(ContributionRow.run == lease.run, ContributionRow.envelope == envelope)
+            .values(verdict=verdict, detail="left out after the round was sealed")
+        )
+
+
+def _add(session: Session, ledger: Ledger, content: SealContent, stream_epoch: str, position: str) -> Sealed:
+    data = content.to_bytes()
+    session.add(
+        SealRow(
+            run=content.run,
+            fragment=content.fragment,
+            version=content.version,
+            generation=content.generation,
+            stream_epoch=stream_epoch,
+            position=position,
+            content=data,
+            content_sha256=hashlib.sha256(data).digest(),
+            degraded=content.degraded,
+            sealed_at=ledger.now(session),
+        )
+    )
+    return Sealed(content, stream_epoch, position)
+
+
+def _next_generation(session: Session, lease: Lease, version: int) -> int:
+    highest: int | None = session.scalars(
+        select(func.max(SealRow.generation)).where(
+            SealRow.run == lease.run, SealRow.fragment == lease.fragment, SealRow.version == version
+        )
+    ).one()
+    return 0 if highest is None else highest + 1
+
+
+def _newcomers(session: Session, run: str, head: int) -> set[str]:
+    """Learners that do not count for the quorum of the round with this base yet."""
+    return set(
+        session.scalars(
+            select(LearnerRow.learner).where(
+                LearnerRow.run == run, LearnerRow.first_version > 0, LearnerRow.first_version >= head
             )
         )
-    return Sealed(content, before.stream_epoch, before.position)
+    )
