@@ -1,4 +1,4 @@
-"""Several aggregators: who is alive, and what their recovery has to remember: withdrawn seals.
+"""Several aggregators: who is alive, and what recovery has to remember: withdrawn seals, deadly entries.
 
 Revision ID: 0002
 Revises: 0001
@@ -26,6 +26,7 @@ _COLUMNS = (
             "postgresql": "BOOLEAN DEFAULT false NOT NULL",
         },
     ),
+    ("fragments", "started_position", {"sqlite": "TEXT", "postgresql": "TEXT"}),
 )
 
 
@@ -50,9 +51,23 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run"], ["runs.run"], name=op.f("fk_aggregator_runs_runs")),
         sa.PrimaryKeyConstraint("name", "run", name=op.f("pk_aggregator_runs")),
     )
+    op.create_table(
+        "suspects",
+        sa.Column("run", sa.String(length=64), nullable=False),
+        sa.Column("fragment", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("entry", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("starts", sa.Integer(), nullable=False),
+        sa.CheckConstraint("length(entry) = 32", name=op.f("ck_suspects_entry_32_bytes")),
+        sa.CheckConstraint("starts >= 1", name=op.f("ck_suspects_starts_minimum")),
+        sa.ForeignKeyConstraint(
+            ["run", "fragment"], ["fragments.run", "fragments.fragment"], name=op.f("fk_suspects_fragments")
+        ),
+        sa.PrimaryKeyConstraint("run", "fragment", "entry", name=op.f("pk_suspects")),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("suspects")
     op.drop_table("aggregator_runs")
     op.drop_table("aggregators")
     for table, name, _ in reversed(_COLUMNS):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 from deltapost.adapters import Backend
 from deltapost.algorithms.liveness import Liveness
@@ -19,7 +20,7 @@ from deltapost.ledger.engine import Ledger
 from deltapost.limits import FAILING_OBJECT_SECONDS
 from deltapost.points import Reach, nothing
 from deltapost.serialization.messages import MemberMessage
-from deltapost.serialization.names import learner_key, manifest_key
+from deltapost.serialization.names import learner_key, learners_prefix, manifest_key
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
@@ -32,6 +33,10 @@ logger = events(__name__)
 UNKNOWN_LEARNER_SECONDS = 1.0
 #: Ids remembered for that; a stranger can make up any number.
 MAX_REMEMBERED_IDS = 10_000
+#: Unknown ids of one batch whose keys are asked for one by one; beyond, one listing answers for all.
+MAX_IDS_ASKED_FOR = 8
+#: Ids of a listing that are looked at; with more in the bucket, keys are asked for one by one again.
+MAX_IDS_LISTED = 100_000
 
 
 class Health:
@@ -86,6 +91,8 @@ class Services:
     reach: Reach = nothing
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    #: Held while an entry is read that may kill the process (see `caution`).
+    suspect_read: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
     def payloads(self) -> PayloadMemory:
@@ -106,6 +113,7 @@ class RunContext:
         self._unknown_until: dict[str, float] = {}
         self._failing_since: dict[str, float] = {}
         self._members_known = False
+        self._too_many_listed = False
 
     @property
     def run(self) -> str:
@@ -190,6 +198,28 @@ class RunContext:
             self._keys[learner] = data
         logger.info("learner_registered", extra={"run": self.run, "learner": learner})
         return data
+
+    def without_key(self, learners: Collection[str]) -> frozenset[str]:
+        """Those of a batch's learners that definitely have no key, where asking one by one would be many
+        requests: a stranger can make up an id for each message. Call it after the batch was read.
+        """
+        with self._lock:
+            unknown = {learner for learner in learners if learner not in self._keys}
+        if len(unknown) <= MAX_IDS_ASKED_FOR or self._too_many_listed:
+            return frozenset()
+        prefix = learners_prefix(self.run)
+        try:
+            listed = self.services.store.list(prefix)
+            found = {info.key.removeprefix(prefix) for info in islice(listed, MAX_IDS_LISTED + 1)}
+        except StoreError:
+            return frozenset()  # whoever asks for the single key says why
+        self._too_many_listed = len(found) > MAX_IDS_LISTED
+        return frozenset() if self._too_many_listed else frozenset(unknown - found)
+
+    def knows(self, learner: str) -> bytes | None:
+        """The learner's key, if it is in memory."""
+        with self._lock:
+            return self._keys.get(learner)
 
     def _no_key(self, learner: str) -> None:
         with self._lock:

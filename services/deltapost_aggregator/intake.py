@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from deltapost.algorithms.sealing import (
     Decision,
@@ -25,6 +26,7 @@ from deltapost.errors import (
     MalformedMessage,
     ObjectMissing,
     SignatureRefused,
+    StoreError,
 )
 from deltapost.events import events
 from deltapost.ledger import intake as ledger_intake
@@ -34,6 +36,7 @@ from deltapost.serialization.messages import ContributionMessage, SignedMessage,
 from deltapost.serialization.names import record_key
 from deltapost.streams import Entry
 from deltapost_aggregator.cache import PayloadCache
+from deltapost_aggregator.caution import Caution
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.payloads import PayloadChecks
 from deltapost_aggregator.policy import Policy
@@ -58,7 +61,18 @@ class Intake:
         self._services = context.services
         self._fragment = fragment
         self._payloads = PayloadChecks(context, fragment, cache)
+        self._caution = Caution(context, fragment)
         self._max_bytes = context.plan.max_payload_bytes(fragment)
+        self._without_key: frozenset[str] = frozenset()
+
+    @property
+    def limit(self) -> int:
+        """How many entries to read for the next `take`."""
+        return self._caution.limit
+
+    def begin(self, lease: Lease) -> None:
+        """The fragment was taken over."""
+        self._caution.begin(lease)
 
     def take(
         self,
@@ -73,11 +87,25 @@ class Intake:
         `hold_lease` is called between entries: it renews the lease when that is due. Raises LeaseLost
         when the fragment moved on meanwhile.
         """
+        with self._caution.reading(lease, entries, hold_lease):
+            return self._take(lease, before, entries, policy, hold_lease)
+
+    def _take(
+        self,
+        lease: Lease,
+        before: Standing,
+        entries: Sequence[Entry],
+        policy: Policy,
+        hold_lease: Callable[[], object],
+    ) -> Taken:
         ledger, reach = self._services.ledger, self._services.reach
         read = [self._read(entry) for entry in entries]
-        envelopes = [item.sha256 for item in read if isinstance(item, SignedMessage)]
-        view = ledger_intake.open_round(ledger, lease.run, lease.fragment, before.head, envelopes)
-        self._payloads.begin([item for item in read if isinstance(item, SignedMessage)], view)
+        envelopes = [item for item in read if isinstance(item, SignedMessage)]
+        self._without_key = self._context.without_key({_learner(signed) for signed in envelopes})
+        view = ledger_intake.open_round(
+            ledger, lease.run, lease.fragment, before.head, [signed.sha256 for signed in envelopes]
+        )
+        self._payloads.begin(envelopes, partial(self._will_be_fetched, view))
         decisions: list[Decision] = []
         record_ahead = False
         failure: DeltapostError | None = None
@@ -86,7 +114,7 @@ class Intake:
                 hold_lease()
                 decision = item if isinstance(item, Uncounted) else self._judge(entry, item, view)
             except DeltapostError as error:
-                if not error.retryable:
+                if not error.retryable and not isinstance(error, StoreError):
                     raise
                 failure = error
                 break
@@ -105,6 +133,8 @@ class Intake:
         return Taken(decisions, record_ahead, failure)
 
     def _read(self, entry: Entry) -> SignedMessage | Uncounted:
+        if self._caution.skips(entry):
+            return Uncounted(entry.id, "malformed", detail="an entry that ended the starts of its readers")
         if entry.data is None:
             return Uncounted(entry.id, "malformed", detail="an entry without a message")
         try:
@@ -126,7 +156,9 @@ class Intake:
         """The decision, or None when a record of head + 1 exists that must be adopted first."""
         message = signed.message
         assert isinstance(message, ContributionMessage)
-        public_key = self._context.public_key(message.learner)
+        public_key = None
+        if message.learner not in self._without_key:
+            public_key = self._context.public_key(message.learner)
         if public_key is None:
             return Uncounted(entry.id, "unknown_learner", detail=f"no key for {message.learner!r}")
         try:
@@ -134,15 +166,7 @@ class Intake:
         except SignatureRefused as error:
             return Uncounted(entry.id, "bad_signature", detail=str(error))
         self._context.contributed(message.learner)
-        plan = self._context.plan
-        found = view.judge(
-            entry.id,
-            signed,
-            plan.config,
-            max_payload_bytes=self._max_bytes,
-            max_posted_bytes=plan.max_posted_bytes(self._fragment),
-            redecide=self._payloads.may_redecide(signed.sha256),
-        )
+        found = self._without_store(entry.id, signed, view)
         match found:
             case NeedsProbe():
                 self._services.reach("probe.before_ahead")
@@ -154,6 +178,33 @@ class Intake:
                 self._services.reach("intake.payload_checked")
                 return Judged(entry.id, signed, verdict, detail)
         return found
+
+    def _without_store(
+        self, entry_id: str, signed: SignedMessage, view: OpenRound
+    ) -> Decision | NeedsProbe | NeedsPayload:
+        plan = self._context.plan
+        return view.judge(
+            entry_id,
+            signed,
+            plan.config,
+            max_payload_bytes=self._max_bytes,
+            max_posted_bytes=plan.max_posted_bytes(self._fragment),
+            redecide=self._payloads.may_redecide(signed.sha256),
+        )
+
+    def _will_be_fetched(self, view: OpenRound, signed: SignedMessage) -> bool:
+        """Whether an envelope further on in the batch will need its payload, as far as can be said now."""
+        learner = _learner(signed)
+        public_key = self._context.knows(learner)
+        if public_key is None:
+            if learner in self._without_key:
+                return False
+        else:
+            try:
+                signed.verify(public_key, who=f"learner {learner}")
+            except SignatureRefused:
+                return False
+        return isinstance(self._without_store("", signed, view), NeedsPayload)
 
     def _record_exists(self, version: int) -> bool:
         try:
@@ -183,3 +234,8 @@ class Intake:
             case Uncounted():
                 fields |= {"reason": decision.reason, "detail": decision.detail}
                 logger.info("envelope_unverified", extra=fields)
+
+
+def _learner(signed: SignedMessage) -> str:
+    assert isinstance(signed.message, ContributionMessage)
+    return signed.message.learner

@@ -17,6 +17,7 @@ from deltapost.serialization.messages import (
     LeaveMessage,
     MemberMessage,
     PassMessage,
+    SignedMessage,
     read_message,
 )
 from deltapost.serialization.names import members_stream
@@ -41,6 +42,7 @@ class MembersReader:
         self._read_at: float | None = None
         #: The newest entry of each learner whose key could not be had.
         self._deferred: OrderedDict[str, Entry] = OrderedDict()
+        self._without_key: frozenset[str] = frozenset()
 
     def step(self, wait_seconds: float) -> int:
         """Reads what came; returns how many messages counted. Raises StreamError, LedgerUnavailable."""
@@ -59,9 +61,11 @@ class MembersReader:
         now = self._services.monotonic()
         listened = now - self._read_at if self._read_at is not None else 0.0
         self._read_at = now
-        waiting = [*self._deferred.values(), *entries]
+        waiting = [(entry, self._parse(entry)) for entry in (*self._deferred.values(), *entries)]
         self._deferred = OrderedDict()
-        messages = [message for entry in waiting if (message := self._read(entry)) is not None]
+        signed = [(entry, found) for entry, found in waiting if found is not None]
+        self._without_key = self._context.without_key({_member(found).learner for _, found in signed})
+        messages = [message for item in signed if (message := self._read(*item)) is not None]
         whole = len(entries) < BATCH_ENTRIES and not self._deferred
         counted = self._context.members(messages, listened, whole=whole)
         if entries:
@@ -74,8 +78,7 @@ class MembersReader:
         if len(self._deferred) > MAX_DEFERRED:
             self._deferred.popitem(last=False)
 
-    def _read(self, entry: Entry) -> MemberMessage | None:
-        learner = ""
+    def _parse(self, entry: Entry) -> SignedMessage | None:
         try:
             signed = read_message(entry.data or b"")
             message = signed.message
@@ -83,19 +86,24 @@ class MembersReader:
                 raise MalformedMessage(f"a {message.kind} message is not a member's")
             if message.run != self._context.run:
                 raise MalformedMessage(f"a message of run {message.run!r}")
-            learner = message.learner
-            if learner in self._deferred:  # asked in this step already
-                self._defer(learner, entry)
-                return None
-            key = self._context.public_key(learner)
+        except MalformedMessage as error:
+            self._refused(entry, error)
+            return None
+        return signed
+
+    def _read(self, entry: Entry, signed: SignedMessage) -> MemberMessage | None:
+        message = _member(signed)
+        learner = message.learner
+        if learner in self._deferred:  # asked in this step already
+            self._defer(learner, entry)
+            return None
+        try:
+            key = self._context.public_key(learner) if learner not in self._without_key else None
             if key is None:
-                raise SignatureRefused(f"no key is registered for learner {message.learner!r}")
-            signed.verify(key, who=f"learner {message.learner}")
-        except (MalformedMessage, SignatureRefused) as error:
-            logger.info(
-                "member_message_refused",
-                extra={"run": self._context.run, "entry": entry.id, "reason": str(error)},
-            )
+                raise SignatureRefused(f"no key is registered for learner {learner!r}")
+            signed.verify(key, who=f"learner {learner}")
+        except SignatureRefused as error:
+            self._refused(entry, error)
             return None
         except DeltapostError as error:  # its key cannot be had now: this entry waits, the others do not
             logger.warning(
@@ -105,3 +113,14 @@ class MembersReader:
             self._defer(learner, entry)
             return None
         return message
+
+    def _refused(self, entry: Entry, error: DeltapostError) -> None:
+        logger.info(
+            "member_message_refused",
+            extra={"run": self._context.run, "entry": entry.id, "reason": str(error)},
+        )
+
+
+def _member(signed: SignedMessage) -> MemberMessage:
+    assert isinstance(signed.message, JoinMessage | AliveMessage | LeaveMessage | PassMessage)
+    return signed.message

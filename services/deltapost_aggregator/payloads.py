@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from deltapost.algorithms.admission import check_payload, delta_norm, judge_norm
-from deltapost.algorithms.sealing import OpenRound
 from deltapost.errors import (
     MalformedPayload,
     NonFinite,
@@ -20,7 +20,12 @@ from deltapost.errors import (
     StoreError,
     StoreUnavailable,
 )
-from deltapost.limits import FAILING_OBJECT_SECONDS, MISSING_RECHECK_SECONDS, REDECIDE_SECONDS
+from deltapost.limits import (
+    FAILING_OBJECT_SECONDS,
+    LONGEST_REDECIDE_SECONDS,
+    MISSING_RECHECK_SECONDS,
+    REDECIDE_SECONDS,
+)
 from deltapost.serialization.messages import ContributionMessage, SignedMessage
 from deltapost.serialization.names import delta_key, manifest_key
 from deltapost.serialization.verdicts import Verdict
@@ -33,7 +38,7 @@ MAX_REMEMBERED = 4_096
 
 
 class _Times:
-    """When something first happened to an envelope; bounded."""
+    """When something happened to an envelope, or to a learner; bounded."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[bytes, float] = OrderedDict()
@@ -56,6 +61,14 @@ class _Times:
         self._times.pop(envelope, None)
 
 
+@dataclass(frozen=True)
+class _Decided:
+    """When a `missing` or `corrupt` was decided, and how many seconds it stands."""
+
+    at: float
+    pause: float
+
+
 class PayloadChecks:
     """Checks the payloads of one fragment's envelopes, batch by batch. Used by one worker thread."""
 
@@ -64,23 +77,33 @@ class PayloadChecks:
         self._services = context.services
         self._specs = context.plan.specs(fragment)
         self._cache = cache
-        self._batch: list[SignedMessage] = []
+        self._batch: Sequence[SignedMessage] = ()
+        self._needed: Callable[[SignedMessage], bool] = lambda _signed: False
         self._absent_since = _Times()
         self._failing_since = _Times()
-        self._decided_at = _Times()
+        self._gave_up = _Times()
+        self._decided: OrderedDict[bytes, _Decided] = OrderedDict()
 
-    def begin(self, batch: Sequence[SignedMessage], view: OpenRound) -> None:
-        """The envelopes of the next batch that may need their payload."""
-        self._batch = [
-            signed
-            for signed in batch
-            if isinstance(signed.message, ContributionMessage) and signed.message.version == view.head
-        ]
+    def begin(self, batch: Sequence[SignedMessage], needed: Callable[[SignedMessage], bool]) -> None:
+        """The envelopes of the next batch; `needed` tells of one whether its payload will be fetched."""
+        self._batch = batch
+        self._needed = needed
 
     def may_redecide(self, envelope: bytes) -> bool:
-        """Whether a `missing` or `corrupt` was decided long enough ago to look again."""
-        decided = self._decided_at.get(envelope)
-        return decided is None or self._services.monotonic() - decided >= REDECIDE_SECONDS
+        """Whether a `missing` or `corrupt` was decided long enough ago to look again.
+
+        The pause doubles each time: whoever posts such an envelope for ever costs ever fewer requests.
+        """
+        decided = self._decided.get(envelope)
+        return decided is None or self._services.monotonic() - decided.at >= decided.pause
+
+    def _note_decided(self, envelope: bytes) -> None:
+        before = self._decided.get(envelope)
+        pause = REDECIDE_SECONDS if before is None else min(2 * before.pause, LONGEST_REDECIDE_SECONDS)
+        self._decided[envelope] = _Decided(self._services.monotonic(), pause)
+        self._decided.move_to_end(envelope)
+        if len(self._decided) > MAX_REMEMBERED:
+            self._decided.popitem(last=False)
 
     def check(self, signed: SignedMessage) -> tuple[Verdict, str]:
         """The verdict on a payload, and the facts behind it. Raises StoreUnavailable: none yet."""
@@ -90,24 +113,24 @@ class PayloadChecks:
         try:
             blob = self._fetch(signed, message)
         except ObjectMissing:
-            self._decided_at.note(signed.sha256, self._services.monotonic())
+            self._note_decided(signed.sha256)
             return "missing", "no object under the payload's key, asked twice"
         except StoreError as error:
             if self._failing_since.get(signed.sha256) is None:
                 self._look_at_the_rest(signed)  # so that failing objects fail side by side, not in turn
             if not self._fails_alone(signed):
                 raise StoreUnavailable(f"a payload cannot be read yet: {error}") from error
-            self._decided_at.note(signed.sha256, self._services.monotonic())
+            self._note_decided(signed.sha256)
             return (
                 "missing",
                 f"unreadable for {FAILING_OBJECT_SECONDS:.0f} s while others were served: {error}",
             )
         self._failing_since.forget(signed.sha256)
         if blob.size != payload.size:
-            self._decided_at.note(signed.sha256, self._services.monotonic())
+            self._note_decided(signed.sha256)
             return "corrupt", f"{blob.size} bytes in the bucket, {payload.size} announced"
         if hashlib.sha256(blob.data).digest() != payload.sha256:
-            self._decided_at.note(signed.sha256, self._services.monotonic())
+            self._note_decided(signed.sha256)
             return "corrupt", "the bytes in the bucket have another SHA-256 than announced"
         return self._check_bytes(payload.sha256, blob.data)
 
@@ -137,7 +160,8 @@ class PayloadChecks:
         except ObjectMissing:
             now = self._services.monotonic()
             since = self._absent_since.first(signed.sha256, now)
-            if now - since >= MISSING_RECHECK_SECONDS:
+            # One that was missing at two looks before needs no second one: it still is what it was.
+            if now - since >= MISSING_RECHECK_SECONDS or signed.sha256 in self._decided:
                 self._absent_since.forget(signed.sha256)
                 raise
             self._look_at_the_rest(signed)
@@ -152,6 +176,8 @@ class PayloadChecks:
             message = signed.message
             if signed.sha256 == missing.sha256 or not isinstance(message, ContributionMessage):
                 continue
+            if not self._needed(signed):
+                continue
             try:
                 self._services.store.head(_key(message))
             except ObjectMissing:
@@ -160,15 +186,25 @@ class PayloadChecks:
                 self._failing_since.first(signed.sha256, self._services.monotonic())
 
     def _fails_alone(self, signed: SignedMessage) -> bool:
-        """Whether this object has failed for a minute, and another is served right now."""
+        """Whether this object has failed for a minute, and another is served right now.
+
+        Once one has, the same learner's next ones are not waited for within the same time: one learner's
+        objects hold up the others once, not once each.
+        """
         now = self._services.monotonic()
-        if now - self._failing_since.first(signed.sha256, now) < FAILING_OBJECT_SECONDS:
+        assert isinstance(signed.message, ContributionMessage)
+        learner = signed.message.learner.encode()
+        gave_up = self._gave_up.get(learner)
+        just_before = gave_up is not None and now - gave_up < FAILING_OBJECT_SECONDS
+        failing = now - self._failing_since.first(signed.sha256, now)
+        if failing < FAILING_OBJECT_SECONDS and not just_before:
             return False
         try:
             self._services.store.head(manifest_key(self._context.run))
         except StoreError:
             return False
         self._failing_since.forget(signed.sha256)
+        self._gave_up.note(learner, now)
         return True
 
 

@@ -34,9 +34,6 @@ from deltapost_aggregator.policy import Policy, SealPolicy, Stages
 
 logger = events(__name__)
 
-#: Entries judged in one transaction: bounds what is judged again after a crash.
-BATCH_ENTRIES = 64
-
 #: How an owner names a life of a stream.
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 
@@ -107,7 +104,7 @@ class FragmentWorker:
         standing = self._follow_stream(lease, standing)
         wait = self._wait_for(standing, wait_seconds)
         entries = self._services.log.read(
-            self._stream, standing.position, limit=BATCH_ENTRIES, wait_seconds=wait
+            self._stream, standing.position, limit=self._intake.limit, wait_seconds=wait
         )
         self._services.health.read_happened()
         failure: DeltapostError | None = None
@@ -122,7 +119,6 @@ class FragmentWorker:
             raise failure
         if entries:
             return "read"
-        self._announcer.remind(lease, standing)
         self._probed = False
         return "idle"
 
@@ -142,6 +138,7 @@ class FragmentWorker:
             self._waiting = None
             self._renew_at = now + seconds / 3
             if self._lease is not None:
+                self._intake.begin(self._lease)
                 logger.info("lease_acquired", extra=self._fields() | {"lease_epoch": self._lease.epoch})
         elif now >= self._renew_at:
             leases.renew(self._services.ledger, self._lease, seconds=seconds)

@@ -59,8 +59,10 @@ MAX_COUNTER: Final = 2**53
 #: Seconds between the two definite 404s that make a payload `missing`.
 MISSING_RECHECK_SECONDS: Final = 1.0
 
-#: Seconds between two decisions on one `missing` or `corrupt` envelope, however often it is delivered.
+#: Seconds between two decisions on one `missing` or `corrupt` envelope, however often it is delivered:
+#: doubled each time, up to the second.
 REDECIDE_SECONDS: Final = 2.0
+LONGEST_REDECIDE_SECONDS: Final = 60.0
 
 #: Seconds one object may fail while others are served before it counts as `missing`.
 FAILING_OBJECT_SECONDS: Final = 60.0
@@ -84,6 +86,10 @@ LEARNER_LEASE_SECONDS: Final = 30.0
 #: Envelopes, and payload bytes in multiples of a dense fp32 fragment, that one learner may post per version.
 MAX_ENVELOPES_PER_VERSION: Final = 64
 MAX_DENSE_SIZES_PER_VERSION: Final = 8
+
+#: Starts of an owner that may end in the reading of one entry before it is skipped: operators and kernels
+#: kill processes too, but not five times at the same entry.
+MAX_STARTS_AT_ENTRY: Final = 5
 
 #: Entries kept in a run's members and commits streams.
 MAX_MEMBERS_ENTRIES: Final = 20_000

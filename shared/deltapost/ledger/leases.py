@@ -86,7 +86,7 @@ def release(ledger: Ledger, lease: Lease) -> None:
                 FragmentRow.fragment == lease.fragment,
                 FragmentRow.lease_token == lease.token,
             )
-            .values(lease_token=None, lease_expires_at=None)
+            .values(lease_token=None, lease_expires_at=None, started_position=None)
         )
 
 

@@ -75,6 +75,11 @@ def learner_key(run: str, learner: str) -> str:
     return f"{check_id('run', run)}/learners/{check_id('learner', learner)}"
 
 
+def learners_prefix(run: str) -> str:
+    """What the keys of the run's learners begin with; a learner's id follows."""
+    return f"{check_id('run', run)}/learners/"
+
+
 def delta_key(run: str, learner: str, fragment: int, base: int, sha256: bytes) -> str:
     who = f"{check_id('run', run)}/deltas/{check_id('learner', learner)}"
     return f"{who}/{_numbers(fragment, base)}/{_digest(sha256)}"

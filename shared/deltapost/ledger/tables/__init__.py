@@ -19,6 +19,7 @@ from deltapost.ledger.tables.state import (
     LearnerRow,
     RunRow,
     SealRow,
+    SuspectRow,
 )
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "RoundRow",
     "RunRow",
     "SealRow",
+    "SuspectRow",
     "UnverifiedRow",
 ]

@@ -65,6 +65,7 @@ class FragmentRow(Base):
     Positions count only together with stream_epoch, which is '' while unknown. lease_token is drawn at each
     acquisition and fences every transaction; lease_epoch only counts acquisitions. announced is the newest
     version that was put on the commits stream; waiting_reason says why a due round does not close.
+    started_position is where the present owner began to read, NULL once it gave the fragment back.
     """
 
     __tablename__ = "fragments"
@@ -82,6 +83,7 @@ class FragmentRow(Base):
     announced: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     waiting_reason: Mapped[str | None] = mapped_column(Detail)
     updated_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    started_position: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (
         *at_least(0, "fragment", "head", "lease_epoch", "announced"),
@@ -141,6 +143,27 @@ class LearnerRow(Base):
         identifier("learner"),
         has_32_bytes("public_key"),
         *at_least(0, "first_version", "session", "counter", "local_step"),
+    )
+
+
+class SuspectRow(Base):
+    """An entry, by the SHA-256 of its bytes, in whose reading so many starts of an owner ended.
+
+    State throughout. The row goes once the entry was read; at limits.MAX_STARTS_AT_ENTRY it stays, and the
+    entry is skipped wherever it stands.
+    """
+
+    __tablename__ = "suspects"
+
+    run: Mapped[str] = mapped_column(Id, primary_key=True)
+    fragment: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    entry: Mapped[bytes] = mapped_column(Hash, primary_key=True)
+    starts: Mapped[int] = mapped_column(Integer)
+
+    __table_args__ = (
+        ForeignKeyConstraint(["run", "fragment"], ["fragments.run", "fragments.fragment"]),
+        has_32_bytes("entry"),
+        *at_least(1, "starts"),
     )
 
 
