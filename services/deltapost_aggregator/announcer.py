@@ -1,7 +1,7 @@
 """Announcer: tells learners of commits and of provisional verdicts; trims behind what a record answered.
 
-An announcement is a doorbell. Lost, it is rung again at the next start, and learners also look for the next
-record themselves; doubled, they know the version already.
+An announcement is a doorbell. Lost, it is rung again: at the next start, and when the stream forgot it.
+Learners also look for the next record themselves; doubled, they know the version already.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from deltapost.serialization.messages import (
     sign_message,
 )
 from deltapost.serialization.names import commits_stream, envelope_stream
+from deltapost.streams import START, position_key
 from deltapost_aggregator.context import RunContext
 
 logger = events(__name__)
@@ -36,11 +37,26 @@ class Announcer:
         self._context = context
         self._services = context.services
         self._fragment = fragment
+        self._stream = commits_stream(context.run)
+        #: The highest id that the commits stream was seen to have.
+        self._newest = START
 
     def announce(self, lease: Lease, standing: Standing) -> None:
         """Announces the head if that has not been noted yet."""
-        if standing.announced >= standing.head:
-            return
+        if standing.announced < standing.head:
+            self._announce(lease, standing)
+
+    def remind(self, lease: Lease, standing: Standing) -> None:
+        """Announces the head again if the stream was emptied, or is an older copy of itself."""
+        bounds = self._services.log.bounds(self._stream)
+        last_id = bounds.last_id if bounds is not None else START
+        forgotten = bounds is None or position_key(last_id) < position_key(self._newest)
+        self._newest = last_id
+        if forgotten and standing.head > 0:
+            logger.warning("announcements_lost", extra={"run": lease.run, "fragment": lease.fragment})
+            self._announce(lease, standing)
+
+    def _announce(self, lease: Lease, standing: Standing) -> None:
         self._services.reach("announce.before")
         self._append(
             CommitMessage(
@@ -93,8 +109,5 @@ class Announcer:
             self._services.log.trim(stream, sealed.position)
 
     def _append(self, message: Message) -> None:
-        self._services.log.append(
-            commits_stream(self._context.run),
-            sign_message(message, self._services.key).frame,
-            max_length=MAX_COMMITS_ENTRIES,
-        )
+        frame = sign_message(message, self._services.key).frame
+        self._newest = self._services.log.append(self._stream, frame, max_length=MAX_COMMITS_ENTRIES)

@@ -37,13 +37,19 @@ MAX_WANTED = 1_024
 #: Seconds until an announced run without a manifest is looked for again: doubled each time, up to the second.
 FIRST_LOOK_AGAIN_SECONDS = 1.0
 LONGEST_LOOK_AGAIN_SECONDS = 60.0
+#: Seconds between two looks at the ledger for runs that another aggregator copied there.
+LEDGER_SECONDS = 10.0
 
 
 @dataclass
 class _Wanted:
-    """A run to look at; `indexed` is the hash of its manifest where the ledger has one."""
+    """A run to look at; `indexed` is the hash of its manifest where the ledger has one.
+
+    One that is only named in the settings may not be there yet, and nothing is wrong with that.
+    """
 
     indexed: bytes | None
+    announced: bool
     at: float = 0.0
     pause: float = FIRST_LOOK_AGAIN_SECONDS
     reason: str = ""
@@ -56,16 +62,19 @@ class Discovery:
         self._services = services
         self._serve = serve
         self._position = START
-        self._ledger_read = False
+        self._ledger_at = float("-inf")
         self._wanted: dict[str, _Wanted] = {}
         self._served: set[str] = set()
 
     def step(self, wait_seconds: float) -> None:
         """Looks for runs and serves what it finds. Raises what is worth another try."""
-        if not self._ledger_read:
+        if self._services.monotonic() >= self._ledger_at:
             for manifest in runs.active(self._services.ledger):
                 self._want(manifest.run, manifest.sha256)
-            self._ledger_read = True
+            # Redis may have forgotten who announced it: what the operator names is looked for by itself.
+            for named in self._services.settings.named_runs():
+                self._want(named, None, announced=False)
+            self._ledger_at = self._services.monotonic() + LEDGER_SECONDS
         log = self._services.log
         bounds = log.bounds(RUNS_STREAM)
         if bounds is None or position_key(bounds.last_id) < position_key(self._position):
@@ -101,13 +110,16 @@ class Discovery:
         if failure is not None:
             raise failure
 
-    def _want(self, run: str, indexed: bytes | None) -> None:
-        if run in self._served or run in self._wanted or not self._services.settings.serves(run):
+    def _want(self, run: str, indexed: bytes | None, *, announced: bool = True) -> None:
+        if run in self._served or not self._services.settings.serves(run):
+            return
+        if run in self._wanted:
+            self._wanted[run].announced |= announced
             return
         strangers = [name for name, wanted in self._wanted.items() if not self._expected(name, wanted)]
         if len(strangers) >= MAX_WANTED:  # the one that was looked for in vain most often makes room
             del self._wanted[max(strangers, key=lambda name: self._wanted[name].pause)]
-        self._wanted[run] = _Wanted(indexed)
+        self._wanted[run] = _Wanted(indexed, announced)
 
     def _expected(self, run: str, wanted: _Wanted) -> bool:
         """Whether the operator counts on this run: it is named in the settings, or indexed."""
@@ -164,6 +176,9 @@ class Discovery:
 
     def _refuse(self, run: str, wanted: _Wanted, reason: str) -> None:
         """Says why: in readiness only for a run that is expected here, in the log when the reason is new."""
+        if not wanted.announced:
+            logger.debug("run_not_there", extra={"run": run, "reason": reason})
+            return
         if self._expected(run, wanted):
             self._services.health.problem(f"run {run}", reason)
         if wanted.reason != reason:

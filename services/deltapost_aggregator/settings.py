@@ -57,5 +57,9 @@ class AggregatorSettings(Settings):
         """Whether the run is one of those named: the operator expects it to be served."""
         return run in self._named()
 
+    def named_runs(self) -> list[str]:
+        """The runs that the operator named, in order."""
+        return sorted(self._named() - {"*"})
+
     def _named(self) -> set[str]:
         return {name.strip() for name in self.serve_runs.split(",")}

@@ -119,6 +119,7 @@ class FragmentWorker:
             raise failure
         if entries:
             return "read"
+        self._announcer.remind(lease, standing)
         self._probed = False
         return "idle"
 

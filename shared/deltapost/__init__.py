@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from deltapost.algorithms.diloco import DiLoCo, Rda, WeightedMean
+    from deltapost.algorithms.diloco import DiLoCo, Median, NormClipped, Rda, TrimmedMean, WeightedMean
     from deltapost.algorithms.partition import ByBytes, ByPattern, Strided
     from deltapost.errors import DeltapostError
     from deltapost.learner.joining import join
@@ -30,10 +30,13 @@ __all__ = [
     "ByPattern",
     "DeltapostError",
     "DiLoCo",
+    "Median",
+    "NormClipped",
     "Rda",
     "Receipt",
     "Run",
     "Strided",
+    "TrimmedMean",
     "WeightedMean",
     "__version__",
     "join",
@@ -47,10 +50,13 @@ _HOMES = {
     "ByPattern": "deltapost.algorithms.partition",
     "DeltapostError": "deltapost.errors",
     "DiLoCo": "deltapost.algorithms.diloco",
+    "Median": "deltapost.algorithms.diloco",
+    "NormClipped": "deltapost.algorithms.diloco",
     "Rda": "deltapost.algorithms.diloco",
     "Receipt": "deltapost.learner.publishing",
     "Run": "deltapost.learner.session",
     "Strided": "deltapost.algorithms.partition",
+    "TrimmedMean": "deltapost.algorithms.diloco",
     "WeightedMean": "deltapost.algorithms.diloco",
     "join": "deltapost.learner.joining",
 }

@@ -17,7 +17,15 @@ from deltapost.adapters.mlx import MlxBackend
 from deltapost.adapters.native import NativeBackend
 from deltapost.adapters.torch import TorchBackend
 from deltapost.algorithms import Contribution, FragmentState
-from deltapost.algorithms.diloco import DiLoCo
+from deltapost.algorithms.diloco import (
+    DiLoCo,
+    Median,
+    Merge,
+    NormClipped,
+    Rda,
+    TrimmedMean,
+    WeightedMean,
+)
 from deltapost.serialization import DType, ParameterSpec, Schema, TensorBytes
 
 BACKENDS: Final[dict[str, Backend]] = {
@@ -26,6 +34,14 @@ BACKENDS: Final[dict[str, Backend]] = {
     "mlx": MlxBackend(),
 }
 EXACT: Final = ("native", "torch")
+RULES: Final[tuple[Merge, ...]] = (
+    Rda(),
+    WeightedMean(),
+    NormClipped(),
+    NormClipped(Rda()),
+    TrimmedMean(1),
+    Median(),
+)
 ODD_SHAPES: Final[tuple[tuple[int, ...], ...]] = (
     (),
     (0,),

@@ -11,13 +11,14 @@ import pytest
 from deltapost import codecs
 from deltapost.adapters.native import NativeBackend
 from deltapost.algorithms import Aggregator, FragmentState, RoundResult
-from deltapost.algorithms.diloco import DiLoCo, Rda, WeightedMean
+from deltapost.algorithms.diloco import DiLoCo, Merge, Rda, WeightedMean
 from deltapost.errors import ConfigurationError, NonFinite, SchemaMismatch
 from deltapost.serialization import ParameterSpec, Schema, TensorBytes, pack, unpack
 from outer_step.tensors import (
     BACKENDS,
     EXACT,
     LEARNERS,
+    RULES,
     SCHEMA,
     config,
     contribution,
@@ -61,10 +62,10 @@ def test_any_order_of_arrival_closes_to_one_result() -> None:
     assert [one.learner for one in expected.participants] == sorted(LEARNERS)
 
 
-@pytest.mark.parametrize("merge", [Rda(), WeightedMean()])
+@pytest.mark.parametrize("merge", RULES, ids=str)
 @pytest.mark.parametrize("commit", [None, "F32", "BF16", "F4"])
 def test_native_and_torch_close_three_rounds_to_equal_bytes_and_observations(
-    merge: Rda | WeightedMean, commit: str | None
+    merge: Merge, commit: str | None
 ) -> None:
     settings = config(merge=merge, commit_dtype=commit)
     results = []
@@ -278,11 +279,11 @@ def test_one_contribution_has_no_mean_cosine_and_zero_deltas_have_zero() -> None
     assert both.state.theta == STATE.theta
 
 
-@pytest.mark.parametrize("merge", [Rda(), WeightedMean()])
+@pytest.mark.parametrize("merge", RULES, ids=str)
 @pytest.mark.parametrize("backend", EXACT)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_a_delta_without_a_finite_norm_closes_no_round_and_is_named(
-    merge: Rda | WeightedMean, backend: str, bad: float
+    merge: Merge, backend: str, bad: float
 ) -> None:
     given = [contribution("a", {"w": f32(1.0, 1.0)}), contribution("evil", {"w": f32(bad, 0.0)})]
 

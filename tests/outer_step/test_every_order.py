@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 
-from outer_step.tensors import EXACT
+import pytest
+
+from deltapost.algorithms.diloco import Merge
+from outer_step.tensors import EXACT, RULES
 
 TESTS = Path(__file__).parents[1]
 
 
-def digests_of_all_orders(backend: str) -> set[str]:
+@cache
+def digests_of_all_orders(backend: str, merge: Merge) -> set[str]:
     """The digests of anchor, outer state, update and observations over every order of one round."""
     from deltapost.algorithms import FragmentState
     from deltapost.serialization import digest, pack
@@ -25,7 +30,7 @@ def digests_of_all_orders(backend: str) -> set[str]:
         {name: f32(0.1, -0.7) for name in schema.names},
         {f"momentum.{name}": f32(0.013, 0.17) for name in schema.names},
     )
-    aggregator = config(commit_dtype="F4").aggregator(schema, schema.names, BACKENDS[backend])
+    aggregator = config(commit_dtype="F4", merge=merge).aggregator(schema, schema.names, BACKENDS[backend])
     given = [
         contribution(
             f"learner-{i}",
@@ -44,11 +49,19 @@ def digests_of_all_orders(backend: str) -> set[str]:
     return found
 
 
-def test_five_contributions_in_every_order_have_one_digest_in_every_process() -> None:
-    here = {backend: digests_of_all_orders(backend) for backend in EXACT}
+@pytest.mark.parametrize("merge", RULES, ids=str)
+def test_five_contributions_in_every_order_have_one_digest(merge: Merge) -> None:
+    native, torch = (digests_of_all_orders(backend, merge) for backend in EXACT)
+
+    assert len(native) == 1
+    assert torch == native
+
+
+def test_the_digest_is_the_same_in_a_process_with_another_hash_seed() -> None:
     code = (
-        "from outer_step.test_every_order import EXACT, digests_of_all_orders\n"
-        "print(*(digest for backend in EXACT for digest in digests_of_all_orders(backend)))"
+        "from outer_step.test_every_order import RULES, digests_of_all_orders\n"
+        "for merge in (RULES[0], RULES[-1]):\n"
+        "    print(*digests_of_all_orders('native', merge))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(TESTS)}
 
@@ -56,6 +69,6 @@ def test_five_contributions_in_every_order_have_one_digest_in_every_process() ->
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
 
-    assert len(here["native"]) == 1
-    assert here["torch"] == here["native"]
-    assert set(done.stdout.split()) == here["native"]
+    here = [digests_of_all_orders("native", merge) for merge in RULES]
+    assert done.stdout.split() == [*here[0], *here[-1]]
+    assert len(set().union(*here)) == len(RULES)

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from deltapost.algorithms import ARITHMETIC_VERSION
+from deltapost.algorithms.diloco import Median, Merge
 from deltapost.serialization import digest, pack
-from outer_step.tensors import BACKENDS, EXACT, SCHEMA, config, first_state, round_of
+from outer_step.tensors import BACKENDS, EXACT, RULES, SCHEMA, config, first_state, round_of
 
 FILE = Path(__file__).with_name("golden.json")
 DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "F4")
-CASES = [(delta, commit) for delta in DTYPES for commit in (None, *DTYPES)]
+CODEC_CASES = [(delta, commit) for delta in DTYPES for commit in (None, *DTYPES)]
+#: RDA, the default, is in the cases above.
+MERGE_CASES = [(rule, dtype) for rule in RULES[1:] for dtype in ("F32", "BF16", "F4")]
 
 
-def digest_of(delta: str, commit: str | None, backend: str) -> str:
-    """The SHA-256 over two rounds' states, updates and observations."""
-    aggregator = config(delta_dtype=delta, commit_dtype=commit).aggregator(
+def digest_of(delta: str, commit: str | None, backend: str, merge: Merge = RULES[0], second: int = 3) -> str:
+    """The SHA-256 over two rounds' states, updates and observations; `second` learners are in the second."""
+    aggregator = config(delta_dtype=delta, commit_dtype=commit, merge=merge).aggregator(
         SCHEMA, SCHEMA.names, BACKENDS[backend]
     )
     state, parts = first_state(), []
-    for round_ in (round_of(delta), round_of(delta)[:3]):
+    for round_ in (round_of(delta), round_of(delta)[:second]):
         result = aggregator.close_round(state, round_)
         state = result.state
         seen = [
@@ -40,19 +44,32 @@ def digest_of(delta: str, commit: str | None, backend: str) -> str:
     return digest(b"".join(parts)).hex()
 
 
-@pytest.mark.parametrize("backend", EXACT)
-@pytest.mark.parametrize(("delta", "commit"), CASES)
-def test_a_round_has_its_recorded_digest(delta: str, commit: str | None, backend: str) -> None:
-    key = f"{delta}/{commit}"
+def recorded(key: str, native: Callable[[], str]) -> str:
+    """The digest that the file holds; with UPDATE_GOLDEN, the one that `native` finds, written there."""
     if os.environ.get("UPDATE_GOLDEN"):
         known = json.loads(FILE.read_text()) if FILE.exists() else {"arithmetic": ARITHMETIC_VERSION}
-        known[key] = digest_of(delta, commit, "native")
+        known[key] = native()
         FILE.write_text(json.dumps(known, indent=1) + "\n")
-
     golden = json.loads(FILE.read_text())
-
     assert golden["arithmetic"] == ARITHMETIC_VERSION
-    assert digest_of(delta, commit, backend) == golden[key]
+    return str(golden[key])
+
+
+@pytest.mark.parametrize("backend", EXACT)
+@pytest.mark.parametrize(("delta", "commit"), CODEC_CASES)
+def test_a_round_has_its_recorded_digest(delta: str, commit: str | None, backend: str) -> None:
+    expected = recorded(f"{delta}/{commit}", lambda: digest_of(delta, commit, "native"))
+
+    assert digest_of(delta, commit, backend) == expected
+
+
+@pytest.mark.parametrize("backend", EXACT)
+@pytest.mark.parametrize(("merge", "dtype"), MERGE_CASES, ids=str)
+def test_every_merge_has_its_recorded_digest(merge: Merge, dtype: str, backend: str) -> None:
+    # The second round has an even number of participants: the median of two in the middle.
+    expected = recorded(f"{merge} {dtype}", lambda: digest_of(dtype, dtype, "native", merge, second=4))
+
+    assert digest_of(dtype, dtype, backend, merge, second=4) == expected
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -61,7 +78,10 @@ def test_the_digest_is_the_same_at_any_thread_count(threads: int) -> None:
     try:
         torch.set_num_threads(threads)
         found = digest_of("F4", "F4", "torch")
+        medians = digest_of("F4", "F4", "torch", Median(), second=4)
     finally:
         torch.set_num_threads(before)
 
-    assert found == json.loads(FILE.read_text())["F4/F4"]
+    golden = json.loads(FILE.read_text())
+    assert found == golden["F4/F4"]
+    assert medians == golden["Median() F4"]

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltapost.algorithms.diloco import DiLoCo, Rda, WeightedMean
+from deltapost.algorithms.diloco import DiLoCo, Median, Merge, NormClipped, Rda, TrimmedMean, WeightedMean
 from deltapost.errors import ConfigurationError
 
 BASE = DiLoCo(sync_every=10, fragments=2, in_flight=1)
+
+
+def merges() -> st.SearchStrategy[Merge]:
+    means = st.sampled_from([Rda(), WeightedMean()])
+    return st.one_of(
+        means, st.just(Median()), st.builds(NormClipped, means), st.builds(TrimmedMean, st.integers(1, 2**53))
+    )
 
 
 def optional(strategy: st.SearchStrategy) -> st.SearchStrategy:
@@ -30,7 +37,7 @@ def settings(draw: st.DrawFn) -> DiLoCo:
         in_flight=in_flight,
         outer_lr=draw(st.floats(0.01, 10)),
         outer_momentum=draw(st.floats(0, 1)),
-        merge=draw(st.sampled_from([Rda(), WeightedMean()])),
+        merge=draw(merges()),
         delta_dtype=draw(st.sampled_from(["F32", "F4", "F8_E4M3"])),
         commit_dtype=draw(optional(st.sampled_from(["BF16", "F4"]))),
         overlap_steps=draw(optional(st.integers(0, 50))),
@@ -63,8 +70,13 @@ def test_every_setting_travels() -> None:
         ({"sync_every": True}, "sync_every=True"),
         ({"sync_every": 10.0}, "sync_every=10.0"),
         ({"merge": "rda"}, "merge"),
-        ({"merge": {"rule": "median"}}, "rda, weighted_mean"),
-        ({"merge": {"rule": "rda", "more": 1}}, "merge"),
+        ({"merge": {"rule": "krum"}}, "rda, weighted_mean, norm_clipped, trimmed_mean, median"),
+        ({"merge": {"rule": ["rda"]}}, "the merge is"),
+        ({"merge": {"rule": "rda", "more": 1}}, r"'rda' has the settings \['more', 'rule'\], expected"),
+        ({"merge": {"rule": "trimmed_mean"}}, r"'trimmed_mean'.*expected \['rule', 'trim'\]"),
+        ({"merge": {"rule": "trimmed_mean", "trim": 2.0}}, "trim=2.0 is not an integer from 1"),
+        ({"merge": {"rule": "norm_clipped", "base": "rda"}}, "the merge is 'rda'"),
+        ({"merge": {"rule": "norm_clipped", "base": {"rule": "median"}}}, "the base Median"),
     ],
 )
 def test_fields_of_another_kind_are_refused(change: dict, words: str) -> None:
@@ -97,7 +109,7 @@ def test_a_missing_field_is_refused_by_name() -> None:
         ({"overlap_steps": -1}, "overlap_steps"),
         ({"delta_dtype": "F5"}, "F32, F16, BF16, F8_E4M3, F4"),
         ({"commit_dtype": "int8"}, "no codec 'int8'"),
-        ({"merge": Rda}, "merge"),
+        ({"merge": Rda}, "merge is type.*Rda, WeightedMean, NormClipped, TrimmedMean, Median"),
         ({"max_delta_norm": 0}, "max_delta_norm"),
         ({"max_steps": 10**9}, "max_steps"),
     ],
@@ -105,6 +117,18 @@ def test_a_missing_field_is_refused_by_name() -> None:
 def test_settings_that_cannot_work_are_refused_by_name(change: dict, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         replace(BASE, **change)
+
+
+@pytest.mark.parametrize("trim", [0, -1, True, 1.0, "2", None, 2**53 + 1])
+def test_a_trimmed_mean_says_how_many_liars_it_withstands(trim: object) -> None:
+    with pytest.raises(ConfigurationError, match="the number of liars"):
+        TrimmedMean(trim)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", [Median(), TrimmedMean(1), NormClipped(), None, Rda])
+def test_norm_clipping_has_a_mean_as_its_base(base: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"WeightedMean\(\) or Rda\(\)"):
+        NormClipped(base)  # type: ignore[arg-type]
 
 
 def test_whole_numbers_for_real_settings_compare_as_they_travel() -> None:

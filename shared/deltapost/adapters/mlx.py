@@ -1,8 +1,8 @@
 """The MLX backend, for learners on Apple machines: close to the exact backends, but not exact.
 
 MLX flushes subnormals and fuses operations as it sees fit, so elementwise arithmetic may differ in the last
-bit and such a backend closes no rounds. Formats and reductions run on the host, through the reference in
-numpy, so norms, scales and codes are as precise as everywhere.
+bit and such a backend closes no rounds. Formats, reductions and order statistics run on the host, through the
+reference in numpy, so norms, scales, codes and medians are as precise as everywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from deltapost.adapters import floats, microscaling
+from deltapost.adapters.ordering import middle_sum
 from deltapost.adapters.reduction import tree_dot
 from deltapost.errors import InvalidTensor
 from deltapost.serialization.tensor import ParameterDType, QuantizedDType, TensorBytes
@@ -59,6 +60,11 @@ class MlxValue:
     def dot(self, other: MlxValue) -> float:
         self._check(other)
         return tree_dot(self._host(), other._host())
+
+    def middle_sum(self, others: Sequence[MlxValue], trim: int) -> MlxValue:
+        for other in others:
+            self._check(other)
+        return MlxValue(mx.array(middle_sum([self._host(), *(other._host() for other in others)], trim)))
 
     def is_finite(self) -> bool:
         return floats.finite(self._host())

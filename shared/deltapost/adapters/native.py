@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from deltapost.adapters import floats, microscaling
+from deltapost.adapters.ordering import middle_sum
 from deltapost.adapters.reduction import tree_dot
 from deltapost.errors import ConfigurationError, InvalidTensor, SchemaMismatch
 from deltapost.serialization.schema import ParameterSpec
@@ -55,6 +56,11 @@ class NativeValue:
     def dot(self, other: NativeValue) -> float:
         self._check(other)
         return tree_dot(self._array, other._array)
+
+    def middle_sum(self, others: Sequence[NativeValue], trim: int) -> NativeValue:
+        for other in others:
+            self._check(other)
+        return NativeValue(middle_sum([self._array, *(other._array for other in others)], trim))
 
     def is_finite(self) -> bool:
         return floats.finite(self._array)

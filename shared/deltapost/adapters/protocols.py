@@ -39,6 +39,13 @@ class Value(Protocol):
     def dot(self, other: Self, /) -> float:
         """Σ xy, by the reduction tree."""
 
+    def middle_sum(self, others: Sequence[Self], trim: int, /) -> Self:
+        """For each element, self's and the others' without the `trim` lowest and highest, added in order.
+
+        Ascending, one float32 addition after the other; ordered by bits, so −0 comes before +0 and NaNs at
+        the ends. Raises InvalidTensor when nothing would be left.
+        """
+
     def is_finite(self) -> bool:
         """Whether no element is a NaN or an infinity."""
 

@@ -17,6 +17,7 @@ from deltapost.adapters.floats import CANONICAL_NAN, to_float32
 from deltapost.adapters.microscaling import check_quantized, check_quantized_dtype
 from deltapost.adapters.torch_kernels import (
     dequantize,
+    middle_sum,
     quantize_f4,
     quantize_f8,
     to_device,
@@ -88,6 +89,11 @@ class TorchValue:
     def dot(self, other: TorchValue) -> float:
         self._check(other)
         return tree_dot(self._tensor, other._tensor)
+
+    def middle_sum(self, others: Sequence[TorchValue], trim: int) -> TorchValue:
+        for other in others:
+            self._check(other)
+        return TorchValue(middle_sum([self._tensor, *(other._tensor for other in others)], trim))
 
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self._tensor).all())

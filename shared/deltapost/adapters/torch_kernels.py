@@ -1,11 +1,12 @@
-"""Torch kernels with one result on every device: reductions, and F8_E4M3 and F4 codes and scales.
+"""Torch kernels with one result on every device: reductions, order statistics, codes and scales.
 
-The definitions are those of `adapters.reduction` and `adapters.microscaling`; the bytes are equal.
+The definitions are those of `adapters.reduction`, `ordering` and `microscaling`; the bytes are equal.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from deltapost.adapters import microscaling as mx
+from deltapost.adapters import ordering
 from deltapost.adapters.reduction import BLOCK, NARROW, add_blocks
 from deltapost.errors import NonFinite
 from deltapost.serialization.tensor import TensorBytes
@@ -52,6 +54,31 @@ def tree_dot(left: torch.Tensor, right: torch.Tensor) -> float:
             width //= 2
         sums.append(columns.reshape(-1).cpu().numpy())
     return add_blocks(np.concatenate(sums)) if sums else 0.0
+
+
+def middle_sum(tensors: Sequence[torch.Tensor], trim: int) -> torch.Tensor:
+    """For each element, the values without the `trim` lowest and highest, added in ascending order."""
+    ordering.check_middle(len(tensors), trim)
+    flat = [tensor.reshape(-1).view(torch.int32) for tensor in tensors]
+    total = torch.empty_like(flat[0], dtype=torch.float32)
+    step = ordering.chunk_size(len(flat))
+    for start in range(0, total.numel(), step):
+        keys = [bits[start : start + step] for bits in flat]
+        rows = _sort([key ^ (key >> 31 & ordering.MAGNITUDE) for key in keys])[trim : len(flat) - trim]
+        first, *rest = ((key ^ (key >> 31 & ordering.MAGNITUDE)).view(torch.float32) for key in rows)
+        for row in rest:
+            first = first + row
+        total[start : start + step] = first
+    return total.reshape(tensors[0].shape)
+
+
+def _sort(keys: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The keys with each column in ascending order."""
+    if len(keys) > ordering.MAX_EXCHANGED:
+        return list(torch.sort(torch.stack(keys), dim=0).values)
+    for i, j in ordering.exchanges(len(keys)):
+        keys[i], keys[j] = torch.minimum(keys[i], keys[j]), torch.maximum(keys[i], keys[j])
+    return keys
 
 
 def quantize_f8(flat: torch.Tensor, shape: tuple[int, ...]) -> tuple[TensorBytes, TensorBytes]:

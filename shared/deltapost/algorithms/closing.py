@@ -18,9 +18,9 @@ from deltapost import codecs
 from deltapost.adapters import Backend, Value
 from deltapost.algorithms.cosines import Agreement
 from deltapost.algorithms.inputs import check_contributions, check_state
-from deltapost.algorithms.merges import capped_weights, merge_tensor, weight
 from deltapost.algorithms.outer import nesterov, publish
 from deltapost.algorithms.rounds import Contribution, FragmentState, Participant, RoundResult
+from deltapost.algorithms.rules import merge_scales, merge_tensor, merge_weights
 from deltapost.errors import ConfigurationError, NonFinite
 from deltapost.serialization.schema import MASTER_PREFIX, MOMENTUM_PREFIX, ParameterSpec, Schema
 from deltapost.serialization.tensor import TensorBytes
@@ -58,12 +58,12 @@ class DiLoCoAggregator:
         ordered = sorted(contributions, key=lambda one: one.learner)
         check_contributions(self._specs, ordered)
         check_state(self._specs, [spec.name for spec in self._specs if self._keeps_master(spec)], state)
-        raw = [weight(one.tokens, one.steps) for one in ordered]
-        weights = capped_weights(raw, self.config.weight_share_cap)
+        weights = merge_weights(self.config.merge, ordered, self.config.weight_share_cap)
         squares = [self._squared_norms(spec, ordered) for spec in self._specs]
         norms = [sqrt(reduce(add, of_learner)) for of_learner in zip(*squares, strict=True)]
         agreement = Agreement(norms)
-        next_state, update = self._step(state, ordered, weights, squares, agreement)
+        scales = merge_scales(self.config.merge, norms)
+        next_state, update = self._step(state, ordered, weights, scales, squares, agreement)
         cosine, cosines = agreement.mean(), agreement.with_merged()
         if not all(map(isfinite, [cosine or 0.0, *cosines])):
             raise NonFinite(f"the cosines of version {next_state.version} are not finite")
@@ -78,6 +78,7 @@ class DiLoCoAggregator:
         state: FragmentState,
         ordered: Sequence[Contribution],
         weights: Sequence[float],
+        scales: Sequence[float],
         squared_norms: Sequence[Sequence[float]],
         agreement: Agreement,
     ) -> tuple[FragmentState, dict[str, TensorBytes] | None]:
@@ -90,7 +91,7 @@ class DiLoCoAggregator:
         for spec, squares in zip(self._specs, squared_norms, strict=True):
             deltas = [self._delta(one, spec) for one in ordered]
             norms = [sqrt(square) for square in squares]
-            merged = merge_tensor(self.config.merge, spec.name, deltas, weights, norms)
+            merged = merge_tensor(self.config.merge, spec.name, deltas, weights, norms, scales)
             agreement.add(deltas, merged)
             old_momentum = state.outer[MOMENTUM_PREFIX + spec.name]
             master = self.backend.load(state.outer.get(MASTER_PREFIX + spec.name, state.theta[spec.name]))

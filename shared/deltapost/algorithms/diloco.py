@@ -13,8 +13,19 @@ from typing import Any, Final
 from deltapost import codecs
 from deltapost.adapters import Backend
 from deltapost.algorithms.closing import DiLoCoAggregator
-from deltapost.algorithms.merges import MERGES, Merge, Rda, WeightedMean, rda, weighted_mean
+from deltapost.algorithms.merges import rda, weighted_mean
 from deltapost.algorithms.outer import nesterov
+from deltapost.algorithms.rules import (
+    MERGES,
+    Median,
+    Merge,
+    NormClipped,
+    Rda,
+    TrimmedMean,
+    WeightedMean,
+    merge_from_fields,
+    merge_to_fields,
+)
 from deltapost.errors import ConfigurationError
 from deltapost.limits import MAX_COUNTER, MAX_FRAGMENTS, MAX_STEPS, MAX_TOKENS_PER_STEP
 from deltapost.serialization.schema import Schema
@@ -22,8 +33,11 @@ from deltapost.serialization.schema import Schema
 __all__ = [
     "DiLoCo",
     "DiLoCoAggregator",
+    "Median",
     "Merge",
+    "NormClipped",
     "Rda",
+    "TrimmedMean",
     "WeightedMean",
     "nesterov",
     "rda",
@@ -51,7 +65,7 @@ class DiLoCo:
     #: Outer learning rate (η) and Nesterov momentum (β).
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
-    #: How deltas become one.
+    #: How deltas become one: a mean, or a rule that survives liars (docs/liars.md says which to choose when).
     merge: Merge = field(default_factory=Rda)
     #: The codec of contributions' deltas.
     delta_dtype: str = "F32"
@@ -79,8 +93,9 @@ class DiLoCo:
             self._integer(name)
         for name in _NUMBERS:
             self._number(name)
-        if not isinstance(self.merge, Rda | WeightedMean):
-            raise ConfigurationError(f"merge is {type(self.merge).__name__}", hint="Rda() or WeightedMean()")
+        if not isinstance(self.merge, tuple(MERGES.values())):
+            names = ", ".join(cls.__name__ for cls in MERGES.values())
+            raise ConfigurationError(f"merge is {type(self.merge).__name__}", hint=f"one of {names}")
         codecs.get(self.delta_dtype)
         if self.commit_dtype is not None:
             codecs.get(self.commit_dtype)
@@ -119,7 +134,7 @@ class DiLoCo:
     def to_fields(self) -> dict[str, Any]:
         """Plain values for the manifest: None, int, float, str and dict."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {"algorithm": _TAG, **plain, "merge": {"rule": self.merge.rule}}
+        return {"algorithm": _TAG, **plain, "merge": merge_to_fields(self.merge)}
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> DiLoCo:
@@ -134,13 +149,7 @@ class DiLoCo:
                 f"the settings of {_TAG} differ from this release's: "
                 f"unknown {sorted(plain.keys() - known, key=str)}, missing {sorted(known - plain.keys())}"
             )
-        merge = plain["merge"]
-        rule = merge.get("rule") if isinstance(merge, dict) and merge.keys() == {"rule"} else None
-        if not isinstance(rule, str) or rule not in MERGES:
-            raise ConfigurationError(
-                f"the merge is {merge!r:.80}", hint=f"{{'rule': …}} with one of {', '.join(MERGES)}"
-            )
-        return cls(**{**plain, "merge": MERGES[rule]()})
+        return cls(**{**plain, "merge": merge_from_fields(plain["merge"])})
 
     @classmethod
     def standard(cls, sync_every: int = 500, **settings: Any) -> DiLoCo:

@@ -1,4 +1,4 @@
-"""Merges: how the deltas of several learners become one. Coefficients are Python floats, rounded once.
+"""Means: how the deltas of several learners become one by their weights. Coefficients are rounded once.
 
 The order of float32 operations is arithmetic version 1, written down in `docs/exactness.md`.
 """
@@ -6,9 +6,8 @@ The order of float32 operations is arithmetic version 1, written down in `docs/e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import fsum
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Final
 
 from deltapost.adapters import Value
 from deltapost.errors import ConfigurationError
@@ -17,8 +16,6 @@ from deltapost.errors import ConfigurationError
 SMALLEST_NORM: Final = 1e-12
 #: Directions whose weighted mean is shorter than this cancel; what is left is rounding noise.
 SMALLEST_DIRECTION: Final = 1e-6
-#: Tensors whose lower-cased name contains this are merged by their weighted mean under RDA too.
-EMBEDDING_MARK: Final = "embed"
 
 
 def weight(tokens: int, steps: int) -> float:
@@ -57,48 +54,43 @@ def combine(values: Sequence[Value], coefficients: Sequence[float]) -> Value:
     return total
 
 
-def weighted_mean(values: Sequence[Value], weights: Sequence[float]) -> Value:
-    """Σ wᵢvᵢ / Σ wᵢ."""
-    return combine(values, normalized(weights))
+def weighted_mean(
+    values: Sequence[Value], weights: Sequence[float], scales: Sequence[float] | None = None
+) -> Value:
+    """Σ wᵢsᵢvᵢ / Σ wᵢ. `scales` are 1 where none are given."""
+    shares = normalized(weights)
+    return combine(
+        values, [share * scale for share, scale in zip(shares, _or_ones(scales, shares), strict=True)]
+    )
 
 
-def rda(values: Sequence[Value], weights: Sequence[float], norms: Sequence[float] | None = None) -> Value:
-    """Radial-direction averaging: the mean of the norms along the mean of the directions.
+def rda(
+    values: Sequence[Value],
+    weights: Sequence[float],
+    norms: Sequence[float] | None = None,
+    scales: Sequence[float] | None = None,
+) -> Value:
+    """Radial-direction averaging: the mean of the norms along the mean of the directions, of the sᵢvᵢ.
 
-    Weights every mean by `weights`. Zeros when the directions cancel. `norms` saves computing ‖vᵢ‖ again.
+    Weights every mean by `weights`. Zeros when the directions cancel. `norms` saves computing ‖vᵢ‖ again;
+    `scales` are 1 where none are given.
     """
     shares = normalized(weights)
-    lengths = [value.norm() for value in values] if norms is None else list(norms)
-    pairs = list(zip(shares, lengths, strict=True))
-    direction = combine(values, [share / max(length, SMALLEST_NORM) for share, length in pairs])
+    factors = _or_ones(scales, shares)
+    lengths = [value.norm() for value in values] if norms is None else norms
+    scaled = [factor * length for factor, length in zip(factors, lengths, strict=True)]
+    direction = combine(
+        values,
+        [
+            share * factor / max(length, SMALLEST_NORM)
+            for share, factor, length in zip(shares, factors, scaled, strict=True)
+        ],
+    )
     length = direction.norm()
     if length < SMALLEST_DIRECTION:
         return direction.zeros_like()
-    return direction * (fsum(share * norm for share, norm in pairs) / length)
+    return direction * (fsum(share * norm for share, norm in zip(shares, scaled, strict=True)) / length)
 
 
-@dataclass(frozen=True)
-class WeightedMean:
-    """Merges every tensor by its weighted mean."""
-
-    rule: ClassVar[Literal["weighted_mean"]] = "weighted_mean"
-
-
-@dataclass(frozen=True)
-class Rda:
-    """Merges by radial-direction averaging, embeddings (`embed` in the name) by their weighted mean."""
-
-    rule: ClassVar[Literal["rda"]] = "rda"
-
-
-Merge: TypeAlias = Rda | WeightedMean
-MERGES: Final[dict[str, type[Rda] | type[WeightedMean]]] = {cls.rule: cls for cls in (Rda, WeightedMean)}
-
-
-def merge_tensor(
-    rule: Merge, name: str, deltas: Sequence[Value], weights: Sequence[float], norms: Sequence[float]
-) -> Value:
-    """The merged delta of the tensor `name` by `rule`; `norms` are those of `deltas`."""
-    if isinstance(rule, WeightedMean) or EMBEDDING_MARK in name.lower():
-        return weighted_mean(deltas, weights)
-    return rda(deltas, weights, norms)
+def _or_ones(scales: Sequence[float] | None, like: Sequence[float]) -> Sequence[float]:
+    return [1.0] * len(like) if scales is None else scales

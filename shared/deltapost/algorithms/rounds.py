@@ -42,10 +42,11 @@ class FragmentState:
 
 @dataclass(frozen=True)
 class Participant:
-    """What the round made of one contribution. `weight` is as merged, after the share cap.
+    """What the round made of one contribution.
 
-    `norm` is the delta's over the fragment, `cosine` its cosine with the merged delta, 0 when either is
-    zero; both are observations outside comparison.
+    `weight` is as merged, always above 0: tokens² / steps after the share cap, or 1 where the merge counts
+    each contribution once. `norm` is the delta's over the fragment, `cosine` its cosine with the merged
+    delta, 0 when either is zero; both are observations outside comparison.
     """
 
     learner: str

@@ -1,0 +1,183 @@
+"""When a round closes with whom, and where it says why it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import Response
+from sqlalchemy import select, update
+
+from deltapost.ledger.engine import Ledger
+from deltapost.ledger.tables import FragmentRow, LearnerRow
+from deltapost.serialization.messages import LeaveMessage, PassMessage, sign_message
+from deltapost.serialization.names import envelope_stream, members_stream
+from deltapost.streams.memory import MemoryLog
+from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.health import health_app
+from deltapost_aggregator.members import MembersReader
+from deltapost_aggregator.worker import FragmentWorker
+from fixtures.pipeline import LEARNERS, RUN, Pipeline, arrays, healthy, learner_signing_key, say
+
+
+def waiting_reason(ledger: Ledger) -> str | None:
+    with ledger.read() as session:
+        return session.scalars(select(FragmentRow.waiting_reason)).one()
+
+
+def readyz(context: RunContext) -> dict[str, Any]:
+    app = health_app(context.services.health)
+    endpoint = next(route.endpoint for route in app.routes if getattr(route, "path", "") == "/readyz")  # type: ignore[attr-defined]
+    answer: dict[str, Any] = endpoint(Response())
+    return answer
+
+
+def member(pipeline: Pipeline, kind: type[Any], learner: str, counter: int, **fields: Any) -> None:
+    message = kind(run=RUN, learner=learner, session=1, counter=counter, **fields)
+    pipeline.log.append(members_stream(RUN), sign_message(message, learner_signing_key(learner)).frame)
+
+
+def test_a_waiting_round_says_why_in_ledger_log_and_readiness(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given one contribution of three, and another learner that is live
+    pipeline = Pipeline(ledger)
+    say(pipeline, "ada", 0)
+    say(pipeline, "bob", 0)
+    pipeline.post("ada", arrays(1))
+    context = pipeline.context()
+    MembersReader(context).step(0.0)
+    worker = FragmentWorker(context, 0)
+
+    # When nothing else comes
+    with caplog.at_level("INFO"):
+        pipeline.settle(worker)
+
+    # Then all three name who is missing, and the service is ready all the same
+    assert waiting_reason(ledger) == "1 of 3 contributions; waiting for bob"
+    assert readyz(context)["waiting"] == {f"run {RUN} fragment 0": "1 of 3 contributions; waiting for bob"}
+    assert readyz(context)["ready"]
+    assert "waiting for bob" in caplog.text
+
+    # And once it closes nothing is said any more
+    for learner in LEARNERS[1:]:
+        pipeline.post(learner, arrays(2))
+    pipeline.run_to(1, worker)
+    assert waiting_reason(ledger) is None
+    assert readyz(context)["waiting"] == {}
+
+
+def test_a_round_closes_degraded_once_all_live_learners_reported(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    for learner in ("ada", "bob", "cyd"):
+        say(pipeline, learner, 0)
+    pipeline.post("ada", arrays(1))
+    pipeline.post("bob", arrays(2))
+    context = pipeline.context()
+    members = MembersReader(context)
+    members.step(0.0)
+    worker = FragmentWorker(context, 0)
+    pipeline.settle(worker)
+    assert pipeline.head() == 0
+
+    member(pipeline, PassMessage, "cyd", 1, fragment=0, version=0)
+    members.step(0.0)
+    pipeline.run_to(1, worker)
+
+    assert pipeline.record(1).degraded
+    assert [participant.learner for participant in pipeline.record(1).participants] == ["ada", "bob"]
+
+
+def test_the_last_round_closes_after_those_who_made_it_have_left(ledger: Ledger) -> None:
+    # Given a learner that contributed and left, and a fresh aggregator that has heard nobody else
+    pipeline = Pipeline(ledger)
+    say(pipeline, "ada", 0)
+    pipeline.post("ada", arrays(1), final=True)
+    member(pipeline, LeaveMessage, "ada", 1)
+    context = pipeline.context()
+    members = MembersReader(context)
+    members.step(0.0)
+    worker = FragmentWorker(context, 0)
+
+    # Then it waits for a lease's time, in which everyone who is live would have spoken
+    pipeline.settle(worker)
+    assert pipeline.head() == 0
+    assert "who is live is not known yet" in (waiting_reason(ledger) or "")
+
+    # When that has passed, the round closes with whom there is
+    pipeline.clock.sleep(context.services.settings.learner_lease_seconds + 1)
+    members.step(0.0)
+    pipeline.run_to(1, worker)
+    assert pipeline.record(1).degraded
+
+
+def test_an_id_first_seen_at_a_version_does_not_make_its_quorum_and_is_merged_all_the_same(
+    ledger: Ledger,
+) -> None:
+    # Given a round closed by the three old learners, and a fourth that comes at version 1
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+    context = pipeline.context()
+    worker = FragmentWorker(context, 0)
+    pipeline.run_to(1, worker)
+    pipeline.register("dan")
+
+    # When it contributes with two of the others
+    for number, learner in enumerate(("ada", "bob", "dan")):
+        pipeline.post(learner, arrays(20 + number), version=1)
+    pipeline.settle(worker)
+
+    # Then there is no quorum yet
+    assert pipeline.head() == 1
+    assert "2 of 3 contributions (and 1 of learners that are new at this version)" in (
+        waiting_reason(ledger) or ""
+    )
+
+    # With the third of the old ones there is, and all four are merged
+    pipeline.post("cyd", arrays(30), version=1)
+    pipeline.run_to(2, worker)
+    record = pipeline.record(2)
+    assert [participant.learner for participant in record.participants] == ["ada", "bob", "cyd", "dan"]
+    assert not record.degraded
+
+    # From the next version on it counts
+    for number, learner in enumerate(("ada", "bob", "dan")):
+        pipeline.post(learner, arrays(40 + number), version=2)
+    pipeline.run_to(3, worker)
+    assert len(pipeline.record(3).participants) == 3
+    assert not pipeline.record(3).degraded
+
+
+def test_a_round_that_only_newcomers_fill_closes_degraded(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+    pipeline.run_to(1)
+    with ledger.write() as session:
+        session.execute(update(LearnerRow).values(first_version=1))
+    for learner in LEARNERS:
+        say(pipeline, learner, 0)
+    context = pipeline.context()
+    MembersReader(context).step(0.0)
+
+    healthy(pipeline, version=1)
+    pipeline.run_to(2, FragmentWorker(context, 0))
+
+    assert pipeline.record(2).degraded
+    assert len(pipeline.record(2).participants) == 3
+
+
+def test_a_stream_that_is_lost_again_and_again_gets_new_names_ever_more_slowly(ledger: Ledger) -> None:
+    # Given a stream that vanishes after every step
+    pipeline = Pipeline(ledger, log=(log := MemoryLog()))
+    worker = pipeline.worker()
+    names: list[str | None] = []
+    for number in range(50):
+        pipeline.post("ada", arrays(number))
+        worker.step(0.0)
+        log._streams.pop(envelope_stream(RUN, 0))
+        worker.step(0.0)
+        pipeline.clock.sleep(0.4)
+        names.append(log.epoch(envelope_stream(RUN, 0)))
+
+    # Then in twenty seconds it was renamed at most after 0, 1, 3, 7 and 15 of them
+    assert 2 <= len(set(names)) - 1 <= 5
