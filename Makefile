@@ -14,7 +14,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint check up down migrate constraints clean
+.PHONY: help venv demo test test-all lint check bench-liars up down migrate constraints clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lint: $(DEV_STAMP) ## Formatting, lint and types.
 	$(BIN)/mypy
 
 check: lint test ## What a change has to pass before it is committed.
+
+bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
+	@$(BIN)/python benchmarks/liars.py $(ARGS)
 
 up: ## Starts Valkey, an S3 server, Postgres, aggregator and ledger in containers.
 	$(COMPOSE) up --build --detach --wait
