@@ -17,7 +17,7 @@ from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.health import health_app
 from deltapost_aggregator.members import MembersReader
 from deltapost_aggregator.worker import FragmentWorker
-from fixtures.pipeline import LEARNERS, RUN, Pipeline, arrays, healthy, learner_signing_key, say
+from fixtures.pipeline import LEARNERS, RUN, Pipeline, arrays, healthy, learner_signing_key, plain_config, say
 
 
 def waiting_reason(ledger: Ledger) -> str | None:
@@ -149,21 +149,36 @@ def test_an_id_first_seen_at_a_version_does_not_make_its_quorum_and_is_merged_al
 
 
 def test_a_round_that_only_newcomers_fill_closes_degraded(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger)
-    healthy(pipeline)
+    # Given a run at version 1 to which three come that were never there before
+    pipeline = Pipeline(ledger, config=plain_config(quorum_size=1))
+    pipeline.register("dan")
+    pipeline.post("dan", arrays(9))
     pipeline.run_to(1)
-    with ledger.write() as session:
-        session.execute(update(LearnerRow).values(first_version=1))
     for learner in LEARNERS:
         say(pipeline, learner, 0)
     context = pipeline.context()
     MembersReader(context).step(0.0)
 
+    # When all who are live have contributed
     healthy(pipeline, version=1)
     pipeline.run_to(2, FragmentWorker(context, 0))
 
+    # Then the round does not wait for ever for learners that count
     assert pipeline.record(2).degraded
     assert len(pipeline.record(2).participants) == 3
+
+
+def test_who_was_merged_before_counts_even_when_the_ledger_forgot_when_it_came(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+    pipeline.run_to(1)
+    with ledger.write() as session:
+        session.execute(update(LearnerRow).values(first_version=1))
+
+    healthy(pipeline, version=1)
+    pipeline.run_to(2)
+
+    assert not pipeline.record(2).degraded
 
 
 def test_a_stream_that_is_lost_again_and_again_gets_new_names_ever_more_slowly(ledger: Ledger) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, exists, func, or_, select, update
+from sqlalchemy.orm import Session
 
 from deltapost.errors import RunMismatch
 from deltapost.ledger.engine import Ledger
-from deltapost.ledger.tables import FragmentRow, LearnerRow, RunRow
+from deltapost.ledger.tables import FragmentRow, LearnerRow, ParticipantRow, RunRow
 from deltapost.ledger.writing import insert_missing
 from deltapost.serialization.messages import AliveMessage, LeaveMessage, MemberMessage
 from deltapost.serialization.records import Manifest
@@ -112,12 +113,39 @@ def add_learner(ledger: Ledger, run: str, learner: str, public_key: bytes) -> No
 
 
 def first_version(ledger: Ledger, run: str, learner: str) -> int:
-    """The version at which the learner was first seen; 0 for one that is not known."""
+    """The version at which the learner was first seen: as noted, or by an earlier round that merged it.
+
+    The rounds come back with the bucket's records where the note is lost. 0 for a learner that is not known.
+    """
     with ledger.read() as session:
-        found = session.scalars(
+        noted = session.scalars(
             select(LearnerRow.first_version).where(LearnerRow.run == run, LearnerRow.learner == learner)
         ).one_or_none()
-    return found or 0
+        merged = session.scalars(
+            select(func.min(ParticipantRow.version)).where(
+                ParticipantRow.run == run, ParticipantRow.learner == learner
+            )
+        ).one()
+    return min([version for version in (noted, merged and merged - 1) if version is not None], default=0)
+
+
+def newcomers(session: Session, run: str, head: int) -> set[str]:
+    """Learners that do not count for the quorum of the round with base `head` yet: see `first_version`."""
+    merged_before = exists().where(
+        ParticipantRow.run == run,
+        ParticipantRow.learner == LearnerRow.learner,
+        ParticipantRow.version <= head,
+    )
+    return set(
+        session.scalars(
+            select(LearnerRow.learner).where(
+                LearnerRow.run == run,
+                LearnerRow.first_version > 0,
+                LearnerRow.first_version >= head,
+                ~merged_before,
+            )
+        )
+    )
 
 
 def member_seen(ledger: Ledger, messages: list[MemberMessage]) -> None:

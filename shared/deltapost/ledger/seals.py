@@ -23,8 +23,8 @@ from deltapost.errors import LeaseLost
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.rewinding import drop_unanswered
-from deltapost.ledger.runs import Standing
-from deltapost.ledger.tables import ContributionRow, LearnerRow, SealRow, UnverifiedRow
+from deltapost.ledger.runs import Standing, newcomers
+from deltapost.ledger.tables import ContributionRow, SealRow, UnverifiedRow
 from deltapost.serialization.messages import read_message
 from deltapost.serialization.records import Record, SealContent
 from deltapost.serialization.verdicts import Verdict
@@ -101,7 +101,7 @@ def seal(ledger: Ledger, lease: Lease, before: Standing, quorum_size: int) -> Se
             rows=[(read_message(message), verdict) for message, verdict in rows],
             unverified={reason: count for reason, learner, count in counts if not learner},
             over_quota={learner: count for _, learner, count in counts if learner},
-            newcomers=_newcomers(session, lease.run, before.head),
+            newcomers=newcomers(session, lease.run, before.head),
             quorum_size=quorum_size,
         )
         return _add(session, ledger, content, before.stream_epoch, before.position)
@@ -127,8 +127,12 @@ def leave_out(
         row = in_force(session, lease.run, lease.fragment, before.head + 1)
         if row is None or SealContent.from_bytes(row.content) != sealed.content:
             raise LeaseLost(f"the seal of version {before.head + 1} of run {lease.run!r} is not in force")
-        newcomers = _newcomers(session, lease.run, before.head)
-        content = left_out_by(sealed.content, verdicts, newcomers=newcomers, quorum_size=quorum_size)
+        content = left_out_by(
+            sealed.content,
+            verdicts,
+            newcomers=newcomers(session, lease.run, before.head),
+            quorum_size=quorum_size,
+        )
         if content is None or len(content.claims) < min_quorum:
             session.execute(
                 update(SealRow)
@@ -185,14 +189,3 @@ def _next_generation(session: Session, lease: Lease, version: int) -> int:
         )
     ).one()
     return 0 if highest is None else highest + 1
-
-
-def _newcomers(session: Session, run: str, head: int) -> set[str]:
-    """Learners that do not count for the quorum of the round with this base yet."""
-    return set(
-        session.scalars(
-            select(LearnerRow.learner).where(
-                LearnerRow.run == run, LearnerRow.first_version > 0, LearnerRow.first_version >= head
-            )
-        )
-    )
