@@ -26,6 +26,14 @@ _COLUMNS = (
             "postgresql": "BOOLEAN DEFAULT false NOT NULL",
         },
     ),
+    (
+        "seals",
+        "record_sha256",
+        {
+            database: f"{type_} CONSTRAINT ck_seals_record_sha256_32_bytes CHECK (length(record_sha256) = 32)"
+            for database, type_ in (("sqlite", "BLOB"), ("postgresql", "BYTEA"))
+        },
+    ),
     ("fragments", "started_position", {"sqlite": "TEXT", "postgresql": "TEXT"}),
 )
 

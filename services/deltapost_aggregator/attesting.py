@@ -1,14 +1,15 @@
 """Attesting: records as the bucket holds them, and the signature that says they are this run's.
 
-Nothing is signed on trust. A record this process wrote is its own; one that it merely finds is attested only
-once it was computed again from envelopes that its learners signed: whoever can write to the bucket could
-have put it there.
+Nothing is signed on trust. A record this process wrote is its own, and one whose hash an owner noted in the
+ledger is that owner's; any other that it finds is attested only once it was computed again from envelopes
+that its learners signed: whoever can write to the bucket could have put it there.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from typing import Literal
 
 from deltapost.algorithms.admission import check_payload, delta_norm, judge_counters, judge_norm
 from deltapost.errors import (
@@ -23,6 +24,7 @@ from deltapost.errors import (
 from deltapost.events import events
 from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger.runs import Standing
+from deltapost.ledger.seals import Origin
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.messages import ContributionMessage, read_message
 from deltapost.serialization.names import attestation_key, delta_key, envelope_stream, record_key
@@ -73,19 +75,19 @@ class Attester:
         return record
 
     def attest(
-        self, before: Standing, record: Record, observations: Observations, *, own: bool, follows: bool
+        self, before: Standing, record: Record, observations: Observations, origin: Literal["own"] | Origin
     ) -> Attestation:
         """The attestation of the record: the one that is there, else a new one by this aggregator's key.
 
-        `own`: this process computed the record. `follows`: it says what a seal of this ledger fixed. Any
-        record but an own one is computed again first. Raises HistoryError when it does not follow from its
-        inputs, SignatureRefused when another key attested it.
+        `origin`: `own` if this process computed the record, else what the ledger knows of it; one that no
+        owner noted is computed again first. Raises HistoryError when it does not follow from its inputs,
+        SignatureRefused when another key attested it.
         """
         found = self._find(record)
         if found is not None:
             return found
-        if not own:
-            self._vouch(before, record, follows)
+        if origin in ("sealed", "unknown"):
+            self._vouch(before, record, origin)
         key = attestation_key(self._context.run, self._fragment, record.version)
         made = Attestation.make(record.sha256, observations, self._services.key)
         self._services.reach("attest.before_put")
@@ -110,7 +112,7 @@ class Attester:
         found.verify(record.sha256, self._services.key.public)
         return found
 
-    def _vouch(self, before: Standing, record: Record, follows: bool) -> None:
+    def _vouch(self, before: Standing, record: Record, origin: str) -> None:
         """Computes a record of unknown origin again, and makes sure that what it names is there.
 
         One that follows no seal of this ledger (it was restored, or is new) must be one that some owner could
@@ -120,7 +122,7 @@ class Attester:
         key = record_key(self._context.run, self._fragment, record.version)
         content = record.seal_content()
         try:
-            if not follows:
+            if origin == "unknown":
                 self._check_quorum(content)
                 for claim in content.claims:
                     self._check_claim(claim, record.base)

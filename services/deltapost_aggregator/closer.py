@@ -71,6 +71,8 @@ class Closer:
                 f"the record {key!r} has {len(data)} bytes, more than {MAX_DOCUMENT_BYTES}",
                 hint="fewer learners per run, or fewer metrics per contribution",
             )
+        seals.note_record(self._services.ledger, lease, closed.record)
+        reach("record.noted")
         reach("record.before_put")
         try:
             store.put(key, data)
@@ -110,10 +112,10 @@ class Closer:
         *,
         own: bool,
     ) -> rounds.Indexed:
-        """Has the record attested, then writes round, participants, verdicts, head. `own`: see Attester."""
+        """Has the record attested, then writes round, participants, verdicts, head. `own`: computed here."""
         observations = self._observations(lease, before, stages, sealed)
-        follows = not own and seals.followed(self._services.ledger, record)
-        attestation = self._attester.attest(before, record, observations, own=own, follows=follows)
+        origin = "own" if own else seals.origin(self._services.ledger, record)
+        attestation = self._attester.attest(before, record, observations, origin)
         self._services.reach("round.tx_sent")
         indexed = rounds.index(self._services.ledger, lease, record, attestation)
         self._services.reach("round.tx_done")

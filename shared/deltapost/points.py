@@ -39,6 +39,7 @@ ROUND_POINTS: Final = (
     "close.inputs_fetched",
     "objects.partial",
     "objects.verified",
+    "record.noted",
     "record.before_put",
     "record.put_sent",
     "record.read_back",

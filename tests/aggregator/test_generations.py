@@ -276,3 +276,26 @@ def test_a_generation_is_only_added_to_the_seal_in_force(ledger: Ledger) -> None
 
     with pytest.raises(LeaseLost, match="not in force"):
         seals.leave_out(ledger, lease, standing, sealed, left_out, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_record_whose_input_is_lost_before_its_attestation_is_still_adopted(ledger: Ledger) -> None:
+    # Given an owner that died between its record and the attestation, and a payload lost meanwhile
+    pipeline = Pipeline(ledger)
+    posted = [pipeline.post(name, delta) for name, delta in zip(LEARNERS, honest(), strict=True)]
+
+    def reach(point: str) -> None:
+        if point == "record.put_sent":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        pipeline.settle(pipeline.worker(reach=reach))
+    pipeline.store.delete(payload_key(pipeline, posted[1]))
+
+    # When another takes over
+    pipeline.run_to(1)
+
+    # Then it attests what the ledger says an owner computed, and the run goes on
+    assert pipeline.record(1).verdicts() == {signed.sha256: "accepted" for signed in posted}
+    for number, learner in enumerate(LEARNERS):
+        pipeline.post(learner, arrays(50 + number), version=1)
+    pipeline.run_to(2)

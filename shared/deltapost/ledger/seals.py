@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -58,17 +58,46 @@ def in_force(session: Session, run: str, fragment: int, version: int) -> SealRow
     return None if row is None or row.withdrawn else row
 
 
-def followed(ledger: Ledger, record: Record) -> bool:
-    """Whether the record says what one of this ledger's seals of its round fixed, whatever the generation."""
+Origin = Literal["noted", "sealed", "unknown"]
+
+
+def origin(ledger: Ledger, record: Record) -> Origin:
+    """What this ledger knows of a record found in the bucket, by all generations of its round's seal.
+
+    `noted`: an owner computed it, see `note_record`. `sealed`: it says what a seal fixed.
+    """
     with ledger.read() as session:
-        contents = session.scalars(
-            select(SealRow.content).where(
+        rows: Sequence[Any] = session.execute(
+            select(SealRow.record_sha256, SealRow.content).where(
                 SealRow.run == record.run,
                 SealRow.fragment == record.fragment,
                 SealRow.version == record.version,
             )
         ).all()
-    return any(record.follows(SealContent.from_bytes(content)) for content in contents)
+    if any(row.record_sha256 == record.sha256 for row in rows):
+        return "noted"
+    followed = any(record.follows(SealContent.from_bytes(row.content)) for row in rows)
+    return "sealed" if followed else "unknown"
+
+
+def note_record(ledger: Ledger, lease: Lease, record: Record) -> None:
+    """Notes what a seal's record is, before it is written: whoever finds it there may attest it.
+
+    Without the note it would have to be computed again, which a payload lost meanwhile makes impossible.
+    Raises LeaseLost.
+    """
+    with ledger.write() as session:
+        hold(session, lease)
+        session.execute(
+            update(SealRow)
+            .where(
+                SealRow.run == lease.run,
+                SealRow.fragment == lease.fragment,
+                SealRow.version == record.version,
+                SealRow.generation == record.generation,
+            )
+            .values(record_sha256=record.sha256)
+        )
 
 
 def _sealed(row: SealRow) -> Sealed:

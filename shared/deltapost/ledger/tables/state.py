@@ -171,7 +171,8 @@ class SealRow(Base):
     """A generation of the seal of the round that makes `version`: canonical content, fixed before computing.
 
     State throughout: a record says what its winning seal said; the position lives and dies with the stream.
-    A withdrawn one is out of force: its round was opened again. Its record may still win.
+    A withdrawn one is out of force: its round was opened again. Its record may still win. record_sha256 is
+    what an owner computed from it, noted before that record is written.
     """
 
     __tablename__ = "seals"
@@ -189,10 +190,12 @@ class SealRow(Base):
         Boolean(create_constraint=True, name="withdrawn_bool"), server_default=false()
     )
     sealed_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    record_sha256: Mapped[bytes | None] = mapped_column(Hash)
 
     __table_args__ = (
         ForeignKeyConstraint(["run", "fragment"], ["fragments.run", "fragments.fragment"]),
         has_32_bytes("content_sha256"),
+        has_32_bytes("record_sha256"),
         *at_least(0, "generation"),
         *at_least(1, "version"),
     )
