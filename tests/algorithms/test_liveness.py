@@ -82,13 +82,36 @@ def test_a_contribution_renews_the_lease() -> None:
 
 
 def test_a_learner_that_makes_no_steps_stalls_unless_it_waits_at_a_barrier() -> None:
-    liveness = joined("ada", "bob", lease=10.0, stall=25.0)
+    liveness = joined("ada", "bob", "cyd", lease=10.0, stall=25.0)
     for tick in range(1, 6):
         liveness.listened(8.0)
         liveness.observe(AliveMessage(**member(1, tick, "ada"), local_step=7))
         liveness.observe(AliveMessage(**member(1, tick, "bob"), local_step=7, waiting=True))
+        liveness.observe(AliveMessage(**member(1, tick, "cyd"), local_step=tick))
 
-    assert liveness.live() == {"bob"}
+    assert liveness.live() == {"bob", "cyd"}
+
+
+def test_learners_that_wait_for_each_other_at_different_barriers_are_not_waited_for() -> None:
+    # Given two learners, each at the barrier of a fragment that the other has not published
+    liveness = joined("ada", "bob", lease=10.0, stall=25.0)
+
+    def both_wait(seconds: float, tick: int) -> None:
+        liveness.listened(seconds)
+        for learner in ("ada", "bob"):
+            liveness.observe(AliveMessage(**member(1, tick, learner), local_step=7, waiting=True))
+
+    # When neither makes a step for so long that it would count as stalled
+    for tick in range(1, 4):
+        both_wait(8.0, tick)
+    assert liveness.live() == {"ada", "bob"}
+    both_wait(10.0, 4)
+    both_wait(8.0, 5)
+
+    # Then none of them holds a round open, until one goes on
+    assert liveness.live() == frozenset()
+    liveness.observe(AliveMessage(**member(1, 6, "bob"), local_step=8))
+    assert liveness.live() == {"ada", "bob"}
 
 
 def test_a_pass_speaks_of_one_round_of_one_fragment() -> None:

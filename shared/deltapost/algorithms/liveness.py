@@ -18,6 +18,7 @@ class _Member:
     left: bool = False
     local_step: int = -1
     stepped_at: float = 0.0
+    waiting: bool = False
     passed: dict[int, int] = field(default_factory=dict)
 
 
@@ -56,8 +57,9 @@ class Liveness:
         member.heard_at = self._now
         match message:
             case AliveMessage():
-                if message.local_step != member.local_step or message.waiting:
+                if message.local_step != member.local_step:
                     member.local_step, member.stepped_at = message.local_step, self._now
+                member.waiting = message.waiting
             case LeaveMessage():
                 member.left = True
             case PassMessage():
@@ -71,13 +73,25 @@ class Liveness:
             member.heard_at = member.stepped_at = self._now
 
     def live(self) -> frozenset[str]:
-        """The learners whose lease lasts, who have not left and who still make steps."""
-        return frozenset(
-            learner
+        """The learners whose lease lasts, who have not left and who still make steps, or wait at a barrier.
+
+        When none has made a step for so long and the rest wait, they wait for each other, at barriers of
+        different fragments: then nobody counts, and the rounds close with those who contributed.
+        """
+        there = {
+            learner: member
             for learner, member in self._members.items()
-            if not member.left
-            and self._now - member.heard_at <= self.lease_seconds
-            and self._now - member.stepped_at <= self.stall_after_seconds
+            if not member.left and self._now - member.heard_at <= self.lease_seconds
+        }
+        stepping = {
+            learner
+            for learner, member in there.items()
+            if self._now - member.stepped_at <= self.stall_after_seconds
+        }
+        if not stepping:
+            return frozenset()
+        return frozenset(
+            learner for learner, member in there.items() if learner in stepping or member.waiting
         )
 
     def passed(self, fragment: int, version: int) -> frozenset[str]:
