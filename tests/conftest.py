@@ -2,7 +2,9 @@
 
 pytest_plugins = [
     "fixtures.certificates",
+    "fixtures.playing",
     "fixtures.postgres",
+    "fixtures.processes",
     "fixtures.s3",
     "fixtures.seaweed",
     "fixtures.served",

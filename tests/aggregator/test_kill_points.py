@@ -6,51 +6,21 @@ in between. The whole matrix runs in `make test-all`, a sample of it in `make te
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from _pytest.mark import ParameterSet
 
-from deltapost.ledger.engine import Ledger, open_ledger
-from deltapost.ledger.revisions import migrate
+from deltapost.ledger.engine import Ledger
 from deltapost.points import RECOVERY_POINTS, ROUND_POINTS, nothing
 from deltapost.serialization.messages import sign_message
 from deltapost.serialization.names import envelope_stream
 from deltapost.streams import START
-from fixtures.history import History, announcements, check_whole, history
-from fixtures.pipeline import RUN, Pipeline, arrays, learner_signing_key
-from fixtures.playing import MODES, Killed, Mode, Player
-from fixtures.scripts import CONFIG, LEARNERS_AND_ANOTHER, PLAIN, READABLE, RECOVERIES, ROUNDS, Script
-
-Undisturbed = Callable[[Script, bool], History]
-
-
-def new_pipeline(ledger: Ledger) -> Pipeline:
-    return Pipeline(ledger, config=CONFIG, learners=LEARNERS_AND_ANOTHER)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Chain and history of a script without a fault, by the script and whether a restore comes in between."""
-    found: dict[tuple[str, bool], History] = {}
-
-    def of(script: Script, restored: bool) -> History:
-        if (script.name, restored) not in found:
-            ledger = open_ledger(f"sqlite:///{tmp_path_factory.mktemp('undisturbed') / 'ledger.db'}")
-            migrate(ledger)
-            pipeline = new_pipeline(ledger)
-            Player(pipeline, script).play(nothing)
-            check_whole(pipeline)
-            for kind in (False, True):
-                found[script.name, kind] = history(pipeline, restored=kind)
-            ledger.close()
-        return found[script.name, restored]
-
-    return of
-
+from fixtures.history import announcements, check_whole, history
+from fixtures.pipeline import RUN, arrays, learner_signing_key
+from fixtures.playing import MODES, Killed, Mode, Player, Undisturbed
+from fixtures.scripts import PLAIN, READABLE, RECOVERIES, ROUNDS, Script, new_pipeline
 
 #: Every so many cases one runs in `make test`; coprime to every dimension of the matrix.
-SAMPLE = 23
+SAMPLE = 41
 
 
 def matrix() -> list[ParameterSet]:

@@ -1,131 +1,164 @@
-"""A real aggregator, killed with SIGKILL at a step and started again, leaves the undisturbed records."""
+"""A real aggregator that is killed, stopped or left without a reply at a step leaves history undisturbed.
+
+With Valkey, a directory and both databases. `make test-all` runs the whole matrix, `make test` eight cases.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
-from deltapost.ledger.engine import Ledger, open_ledger
-from deltapost.ledger.revisions import migrate
-from deltapost.points import ROUND_POINTS
-from deltapost.serialization.messages import CommitMessage, read_message
-from deltapost.serialization.names import commits_stream
+from deltapost.ledger import runs
+from deltapost.ledger.engine import Ledger
 from deltapost.stores.directory import DirectoryStore
-from deltapost.streams import START
 from deltapost.streams.redis import RedisLog
-from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays, plain_config
+from fixtures.history import check_whole, copy_rows, history, restore_rows
+from fixtures.pipeline import AGGREGATOR_KEY, RUN, Pipeline
+from fixtures.playing import Undisturbed
+from fixtures.processes import Forked, Zygote, eventually
+from fixtures.scripts import PLAIN, READABLE, RECOVERIES, Script, new_pipeline
 
-ROUNDS = 2
-SAMPLED = ("intake.tx_sent", "seal.tx_done", "record.put_sent", "round.tx_done")
+#: Every so many cases one runs in `make test`; coprime to every dimension of the matrix.
+SAMPLE = 47
+
+#: Points at which a pause tells most when the database is restored meanwhile.
+RESTORED = ("record.before_put", "record.put_sent", "round.tx_sent")
 
 
-def points() -> list[ParameterSet]:
+def matrix() -> list[ParameterSet]:
+    """Every mode at every point, first and second time through, on both databases."""
+    cases = [
+        (database, mode, script, point, times_through)
+        for mode in ("kill", "lost", "stop")
+        for script in (PLAIN, *RECOVERIES)
+        for point in script.points
+        for times_through in (1, 2)
+        for database in ("sqlite", "postgresql")
+    ]
+    cases += [
+        (database, "stop_restored", READABLE, point, 2)
+        for point in RESTORED
+        for database in ("sqlite", "postgresql")
+    ]
     return [
-        pytest.param(point, id=point, marks=[] if point in SAMPLED else [pytest.mark.slow])
-        for point in ROUND_POINTS
+        pytest.param(
+            *case,
+            id=f"{case[0]}-{case[1]}-{case[2].name}-{case[3]}-{case[4]}",
+            marks=[] if number % SAMPLE == 0 else [pytest.mark.slow],
+        )
+        for number, case in enumerate(cases)
     ]
 
 
-def post_round(pipeline: Pipeline, version: int) -> None:
-    for number, learner in enumerate(LEARNERS):
-        signed = pipeline.post(learner, arrays(10 * version + number), version=version)
-        if number == 0:
-            pipeline.append(signed)
-            pipeline.post(learner, arrays(500 + version), version=version)
+class Aggregators:
+    """The aggregator processes of one run; the first fails at `fail_at`."""
+
+    def __init__(self, zygote: Zygote, pipeline: Pipeline, environment: dict[str, str], log: Path) -> None:
+        self._zygote = zygote
+        self._pipeline = pipeline
+        self._environment = environment
+        self._log = log
+        self._empty = copy_rows(pipeline.ledger)
+        self.running: list[Forked] = []
+        self.faults = 0
+
+    def start(self, name: str, **more: str) -> Forked:
+        environment = {**self._environment, "DELTAPOST_AGGREGATOR_NAME": name, **more}
+        self.running.append(self._zygote.start("aggregator", environment, self._log))
+        return self.running[-1]
+
+    def play(self, script: Script, mode: str, point: str, times_through: int) -> None:
+        """Plays the script; what was killed is started again, what was stopped goes on a round later."""
+        first: Forked | None = None
+        for condition in script.play(self._pipeline):
+            if first is None:
+                fail_at = f"{mode.partition('_')[0]}:{point}:{times_through}"
+                first = self.start("first", DELTAPOST_FAIL_AT=fail_at)
+            was_stopped = first.stopped
+
+            def turn(condition=condition, first=first) -> bool:  # type: ignore[no-untyped-def]
+                if not self.faults:
+                    self._look(first, mode)
+                return bool(condition())
+
+            eventually(turn, self.said)
+            if first.stopped and was_stopped:
+                first.send(signal.SIGCONT)
+        assert first is not None
+        if first.stopped:
+            first.send(signal.SIGCONT)
+
+    def _look(self, first: Forked, mode: str) -> None:
+        first.look()
+        if mode == "lost":
+            self.faults += "the reply was lost at" in self.said()
+        elif mode == "kill" and first.returncode is not None:
+            assert first.returncode == -signal.SIGKILL, self.said()
+            self.faults += 1
+            self.running.remove(first)
+            self.start("first")
+        elif first.stopped:
+            self.faults += 1
+            if mode == "stop_restored":
+                restore_rows(self._pipeline.ledger, self._empty)
+            self.start("second")
+
+    def end(self) -> None:
+        """Ends them in order: each finishes its step and exits with 0."""
+        for process in self.running:
+            process.send(signal.SIGTERM)
+        for process in self.running:
+            assert process.wait() == 0, self.said()
+
+    def said(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
 
 
-def eventually(there: Callable[[], bool], what: str, *, seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def announced(pipeline: Pipeline) -> set[int]:
-    """The versions whose commits were announced."""
-    entries = pipeline.log.read(commits_stream(RUN), START, limit=1000)
-    messages = [read_message(entry.data or b"").message for entry in entries]
-    return {message.version for message in messages if isinstance(message, CommitMessage)}
-
-
-def aggregator(environment: dict[str, str], log: Path, **more: str) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "deltapost.cli.main", "aggregator"],
-            env={**os.environ, **environment, **more},
-            stdout=file,
-            stderr=file,
-        )
-
-
-def undisturbed(directory: Path) -> tuple[list[bytes], object]:
-    ledger = open_ledger(f"sqlite:///{directory / 'undisturbed.db'}")
-    migrate(ledger)
-    pipeline = Pipeline(ledger, config=plain_config(delta_dtype="F4", commit_dtype="F4"))
-    worker = pipeline.worker()
-    for version in range(ROUNDS):
-        post_round(pipeline, version)
-        pipeline.run_to(version + 1, worker)
-    found = pipeline.records(), pipeline.dump()
-    ledger.close()
-    return found
-
-
-@pytest.mark.parametrize("point", points())
-def test_sigkill_at_a_step_of_a_real_process_changes_no_record(
-    ledger: Ledger, migrated_url: str, valkey_url: str, tmp_path: Path, point: str
+@pytest.mark.parametrize(
+    ("migrated_url", "mode", "script", "point", "times_through"), matrix(), indirect=["migrated_url"]
+)
+def test_a_fault_of_a_real_process_at_any_step_changes_no_record_and_no_row(
+    zygote: Zygote,
+    ledger: Ledger,
+    migrated_url: str,
+    valkey_url: str,
+    undisturbed: Undisturbed,
+    tmp_path: Path,
+    mode: str,
+    script: Script,
+    point: str,
+    times_through: int,
 ) -> None:
+    restored = mode == "stop_restored"
+    expected = undisturbed(script, restored)
     AGGREGATOR_KEY.save(tmp_path / "aggregator.key")
-    store = DirectoryStore(tmp_path / "store")
     log = RedisLog(valkey_url)
-    pipeline = Pipeline(
-        ledger, config=plain_config(delta_dtype="F4", commit_dtype="F4"), store=store, log=log
-    )
-    output = tmp_path / "aggregator.log"
+    pipeline = new_pipeline(ledger, DirectoryStore(tmp_path / "store"), log)
     environment = {
         "DELTAPOST_REDIS_URL": valkey_url,
-        "DELTAPOST_STORE": f"file://{tmp_path / 'store'}",
+        "DELTAPOST_STORE": (tmp_path / "store").as_uri(),
         "DELTAPOST_LEDGER_URL": migrated_url,
         "DELTAPOST_SIGNING_KEY_FILE": str(tmp_path / "aggregator.key"),
         "DELTAPOST_AGGREGATOR_HEALTH_PORT": "0",
-        "DELTAPOST_AGGREGATOR_NAME": "killed-and-restarted",
-        "DELTAPOST_POLL_SECONDS": "0.1",
+        "DELTAPOST_POLL_SECONDS": "0.05",
+        "DELTAPOST_LEASE_SECONDS": "1" if mode.startswith("stop") else "15",
     }
-    post_round(pipeline, 0)
+    aggregators = Aggregators(zygote, pipeline, environment, tmp_path / "aggregator.log")
 
-    # Given an aggregator that dies at the step the second time it comes there
-    process = aggregator(environment, output, DELTAPOST_FAIL_AT=f"kill:{point}:2")
-    posted = 1
-    deadline = time.monotonic() + 40
-    while process.poll() is None:
-        assert time.monotonic() < deadline, output.read_text()
-        if posted < ROUNDS and pipeline.head() >= posted:
-            post_round(pipeline, posted)
-            posted += 1
-        time.sleep(0.05)
-    assert process.returncode == -signal.SIGKILL
+    aggregators.play(script, mode, point, times_through)
 
-    # When it is started again
-    process = aggregator(environment, output)
-    try:
-        for version in range(posted, ROUNDS):
-            eventually(lambda version=version: pipeline.head() >= version, output.read_text())  # type: ignore[misc]
-            post_round(pipeline, version)
-        eventually(lambda: announced(pipeline) == {1, ROUNDS}, output.read_text())
-        eventually(lambda: output.read_bytes().count(b"aggregator_started") == 2, output.read_text())
-    finally:
-        process.terminate()
-        process.wait(30)
+    eventually(lambda: aggregators.faults == 1, aggregators.said)
+    eventually(lambda: announced_all(pipeline), aggregators.said)
+    aggregators.end()
+    assert history(pipeline, restored=restored) == expected
+    check_whole(pipeline)
     log.close()
 
-    # Then the bucket and the ledger say what they would have said
-    assert process.returncode == 0
-    assert (pipeline.records(), pipeline.dump()) == undisturbed(tmp_path)
+
+def announced_all(pipeline: Pipeline) -> bool:
+    """Whether the head is noted as announced: the last thing an owner writes of a round."""
+    standing = runs.standing(pipeline.ledger, RUN, 0)
+    return standing.announced == standing.head
