@@ -29,6 +29,7 @@ def matrix() -> list[ParameterSet]:
         (database, mode, script, point, times_through)
         for mode in MODES
         for script in (READABLE if mode == "stop_restored" else PLAIN, *RECOVERIES)
+        if script.restorable or mode != "stop_restored"
         for point in script.points
         for times_through in (1, 2)
         for database in ("sqlite", "postgresql")
@@ -58,7 +59,7 @@ def test_a_fault_at_any_step_changes_no_record_and_no_row(
 ) -> None:
     restored = mode == "stop_restored"
     expected = undisturbed(script, restored)
-    pipeline = new_pipeline(ledger)
+    pipeline = new_pipeline(script, ledger)
     player = Player(pipeline, script)
 
     player.fail(mode, point, times_through)
@@ -72,7 +73,7 @@ def test_killed_at_every_step_in_turn_it_still_comes_out_the_same(
     ledger: Ledger, undisturbed: Undisturbed
 ) -> None:
     expected = undisturbed(PLAIN, False)
-    pipeline = new_pipeline(ledger)
+    pipeline = new_pipeline(PLAIN, ledger)
     pending = list(PLAIN.points)
 
     def reach(point: str) -> None:
@@ -88,7 +89,7 @@ def test_killed_at_every_step_in_turn_it_still_comes_out_the_same(
 
 
 def test_the_stream_is_trimmed_only_behind_what_a_record_answered(ledger: Ledger) -> None:
-    pipeline = new_pipeline(ledger)
+    pipeline = new_pipeline(PLAIN, ledger)
     Player(pipeline, PLAIN).play(nothing)
     payload = pipeline.payload(arrays(5))
     unanswered = sign_message(pipeline.message("ada", payload, version=ROUNDS), learner_signing_key("ada"))

@@ -136,7 +136,7 @@ def test_a_fault_of_a_real_process_at_any_step_changes_no_record_and_no_row(
     expected = undisturbed(script, restored)
     AGGREGATOR_KEY.save(tmp_path / "aggregator.key")
     log = RedisLog(valkey_url)
-    pipeline = new_pipeline(ledger, DirectoryStore(tmp_path / "store"), log)
+    pipeline = new_pipeline(script, ledger, DirectoryStore(tmp_path / "store"), log)
     environment = {
         "DELTAPOST_REDIS_URL": valkey_url,
         "DELTAPOST_STORE": (tmp_path / "store").as_uri(),
@@ -145,6 +145,7 @@ def test_a_fault_of_a_real_process_at_any_step_changes_no_record_and_no_row(
         "DELTAPOST_AGGREGATOR_HEALTH_PORT": "0",
         "DELTAPOST_POLL_SECONDS": "0.05",
         "DELTAPOST_LEASE_SECONDS": "1" if mode.startswith("stop") else "15",
+        **{f"DELTAPOST_{name.upper()}": str(value) for name, value in script.settings.items()},
     }
     aggregators = Aggregators(zygote, pipeline, environment, tmp_path / "aggregator.log")
 
