@@ -1,4 +1,4 @@
-"""Several aggregators: who is alive, and what recovery has to remember: withdrawn seals, deadly entries.
+"""Several aggregators: who is alive; withdrawn seals, deadly entries; who may speak for a learner.
 
 Revision ID: 0002
 Revises: 0001
@@ -72,9 +72,39 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("run", "fragment", "entry", name=op.f("pk_suspects")),
     )
+    _create_learner_keys()
+
+
+def _create_learner_keys() -> None:
+    op.create_table(
+        "learner_keys",
+        sa.Column("run", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("learner", sa.String(length=64), nullable=False),
+        sa.Column("action", sa.Text(), nullable=False),
+        sa.Column("public_key", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("from_version", sa.BigInteger(), nullable=False),
+        sa.Column("entry", sa.LargeBinary(), nullable=False),
+        sa.Column("entry_sha256", sa.LargeBinary(length=32), nullable=False),
+        sa.CheckConstraint(
+            "(action = 'revoke') = (public_key IS NULL)", name=op.f("ck_learner_keys_revoked_without_key")
+        ),
+        sa.CheckConstraint(
+            "action IN ('add', 'rotate', 'revoke')", name=op.f("ck_learner_keys_action_known")
+        ),
+        sa.CheckConstraint("from_version >= 0", name=op.f("ck_learner_keys_from_version_minimum")),
+        sa.CheckConstraint("length(entry_sha256) = 32", name=op.f("ck_learner_keys_entry_sha256_32_bytes")),
+        sa.CheckConstraint("length(learner) BETWEEN 1 AND 64", name=op.f("ck_learner_keys_learner_length")),
+        sa.CheckConstraint("length(public_key) = 32", name=op.f("ck_learner_keys_public_key_32_bytes")),
+        sa.CheckConstraint("number >= 1", name=op.f("ck_learner_keys_number_minimum")),
+        sa.ForeignKeyConstraint(["run"], ["runs.run"], name=op.f("fk_learner_keys_runs")),
+        sa.PrimaryKeyConstraint("run", "number", name=op.f("pk_learner_keys")),
+    )
+    op.create_index("ix_learner_keys_run_learner", "learner_keys", ["run", "learner"])
 
 
 def downgrade() -> None:
+    op.drop_table("learner_keys")
     op.drop_table("suspects")
     op.drop_table("aggregator_runs")
     op.drop_table("aggregators")

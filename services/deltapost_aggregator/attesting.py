@@ -167,10 +167,9 @@ class Attester:
     def _check_claim(self, claim: Claim, base: int) -> None:
         """The claim is what its learner signed, and its contribution would have been admitted."""
         signed = read_message(self._envelope(claim, base))
-        public_key = self._context.public_key(claim.learner)
-        if public_key is None:
-            raise SignatureRefused(f"no key is registered for learner {claim.learner!r}")
-        signed.verify(public_key, who=f"learner {claim.learner}")
+        refused = self._context.keys.refusal(signed, claim.learner, base)
+        if refused is not None:
+            raise SignatureRefused(refused.detail)
         message = signed.message
         bound = isinstance(message, ContributionMessage) and (
             message.run,

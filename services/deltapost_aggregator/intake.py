@@ -25,7 +25,6 @@ from deltapost.errors import (
     DeltapostError,
     MalformedMessage,
     ObjectMissing,
-    SignatureRefused,
     StoreError,
 )
 from deltapost.events import events
@@ -101,7 +100,7 @@ class Intake:
         ledger, reach = self._services.ledger, self._services.reach
         read = [self._read(entry) for entry in entries]
         envelopes = [item for item in read if isinstance(item, SignedMessage)]
-        self._without_key = self._context.without_key({_learner(signed) for signed in envelopes})
+        self._without_key = self._context.keys.without_key({_learner(signed) for signed in envelopes})
         view = ledger_intake.open_round(
             ledger, lease.run, lease.fragment, before.head, [signed.sha256 for signed in envelopes]
         )
@@ -156,15 +155,12 @@ class Intake:
         """The decision, or None when a record of head + 1 exists that must be adopted first."""
         message = signed.message
         assert isinstance(message, ContributionMessage)
-        public_key = None
-        if message.learner not in self._without_key:
-            public_key = self._context.public_key(message.learner)
-        if public_key is None:
+        if message.learner in self._without_key:
             return Uncounted(entry.id, "unknown_learner", detail=f"no key for {message.learner!r}")
-        try:
-            signed.verify(public_key, who=f"learner {message.learner}")
-        except SignatureRefused as error:
-            return Uncounted(entry.id, "bad_signature", detail=str(error))
+        if signed.sha256 not in view.known:  # else these very bytes, signature and all, were verified before
+            refused = self._context.keys.refusal(signed, message.learner, _judged_at(message, view))
+            if refused is not None:
+                return Uncounted(entry.id, refused.reason, detail=refused.detail)
         self._context.contributed(message.learner)
         found = self._without_store(entry.id, signed, view)
         match found:
@@ -194,16 +190,11 @@ class Intake:
 
     def _will_be_fetched(self, view: OpenRound, signed: SignedMessage) -> bool:
         """Whether an envelope further on in the batch will need its payload, as far as can be said now."""
-        learner = _learner(signed)
-        public_key = self._context.knows(learner)
-        if public_key is None:
-            if learner in self._without_key:
-                return False
-        else:
-            try:
-                signed.verify(public_key, who=f"learner {learner}")
-            except SignatureRefused:
-                return False
+        message = signed.message
+        assert isinstance(message, ContributionMessage)
+        learner, keys = message.learner, self._context.keys
+        if learner in self._without_key or not keys.may_count(signed, learner, _judged_at(message, view)):
+            return False
         return isinstance(self._without_store("", signed, view), NeedsPayload)
 
     def _record_exists(self, version: int) -> bool:
@@ -239,3 +230,10 @@ class Intake:
 def _learner(signed: SignedMessage) -> str:
     assert isinstance(signed.message, ContributionMessage)
     return signed.message.learner
+
+
+def _judged_at(message: ContributionMessage, view: OpenRound) -> int:
+    """The version whose keys count. What came too late is judged as of now: a key that was replaced cannot
+    use up its learner's quota.
+    """
+    return max(message.version, view.head)

@@ -40,6 +40,8 @@ class MembersReader:
         self._stream = members_stream(context.run)
         self._position = START
         self._read_at: float | None = None
+        #: The run's highest head: the key that is in force there signs a member's messages.
+        self._version = 0
         #: The newest entry of each learner whose key could not be had.
         self._deferred: OrderedDict[str, Entry] = OrderedDict()
         self._without_key: frozenset[str] = frozenset()
@@ -61,10 +63,11 @@ class MembersReader:
         now = self._services.monotonic()
         listened = now - self._read_at if self._read_at is not None else 0.0
         self._read_at = now
+        self._version = self._context.keys.look()
         waiting = [(entry, self._parse(entry)) for entry in (*self._deferred.values(), *entries)]
         self._deferred = OrderedDict()
         signed = [(entry, found) for entry, found in waiting if found is not None]
-        self._without_key = self._context.without_key({_member(found).learner for _, found in signed})
+        self._without_key = self._context.keys.without_key({_member(found).learner for _, found in signed})
         messages = [message for item in signed if (message := self._read(*item)) is not None]
         whole = len(entries) < BATCH_ENTRIES and not self._deferred
         counted = self._context.members(messages, listened, whole=whole)
@@ -98,10 +101,11 @@ class MembersReader:
             self._defer(learner, entry)
             return None
         try:
-            key = self._context.public_key(learner) if learner not in self._without_key else None
-            if key is None:
+            if learner in self._without_key:
                 raise SignatureRefused(f"no key is registered for learner {learner!r}")
-            signed.verify(key, who=f"learner {learner}")
+            refused = self._context.keys.refusal(signed, learner, self._version)
+            if refused is not None:
+                raise SignatureRefused(refused.detail)
         except SignatureRefused as error:
             self._refused(entry, error)
             return None

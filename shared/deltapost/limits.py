@@ -37,6 +37,12 @@ MAX_FRAGMENTS: Final = 1_024
 #: Characters of a run or learner id: the pattern is `[a-z0-9-]{1,64}`.
 MAX_ID_LENGTH: Final = 64
 
+#: Entries of a run's registry of learner keys: the whole history of its learners; bounds what is read.
+MAX_REGISTRY_ENTRIES: Final = 100_000
+
+#: Seconds between two looks at a run's registry: how soon a key that was added, rotated or revoked counts.
+REGISTRY_POLL_SECONDS: Final = 5.0
+
 #: Metrics a contribution may carry, and characters of each name: they must fit MAX_CONTRIBUTION_BYTES.
 MAX_METRICS: Final = 16
 MAX_METRIC_NAME_LENGTH: Final = 24

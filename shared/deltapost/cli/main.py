@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltapost import __version__
-from deltapost.cli import aggregator, keys, ledger
+from deltapost.cli import aggregator, keys, learner, ledger
 from deltapost.cli.demo import command as demo
 from deltapost.errors import DeltapostError
 
@@ -24,6 +24,7 @@ app.command("aggregator")(aggregator.aggregator)
 app.command("demo")(demo.demo)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
+app.add_typer(learner.app, name="learner")
 
 
 def _version(wanted: bool) -> None:

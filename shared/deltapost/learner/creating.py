@@ -6,6 +6,7 @@ Whoever is first creates; everyone else finds the run there and must fit it.
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 from deltapost.adapters import Model
 from deltapost.algorithms import ARITHMETIC_VERSION
@@ -42,6 +43,7 @@ def create_run(
     key: SigningKey,
     *,
     partition: Partition,
+    admission: Literal["open", "registered"] = "open",
     aggregator_key: bytes | None = None,
 ) -> RunPlan:
     """Creates the run with the model's present parameters as its genesis anchor.
@@ -65,6 +67,7 @@ def create_run(
         fragments=tuple(tuple(sorted(names)) for names in fragments),
         genesis=tuple(genesis),
         algorithm=algorithm.to_fields(),
+        admission=admission,
         creator_key=key.public,
         aggregator_key=aggregator_key,
     )
@@ -87,7 +90,7 @@ def _genesis_tensor(model: Model, spec: ParameterSpec) -> TensorBytes:
     return value.to_bytes(spec.dtype)
 
 
-def check_fit(plan: RunPlan, model: Model, algorithm: DiLoCo | None) -> None:
+def check_fit(plan: RunPlan, model: Model, algorithm: DiLoCo | None, admission: str | None = None) -> None:
     """Raises SchemaMismatch or ConfigurationError naming the first thing in which model and run differ."""
     ours = {spec.name: spec for spec in model.specs()}
     theirs = {spec.name: spec for spec in plan.schema.parameters}
@@ -101,6 +104,11 @@ def check_fit(plan: RunPlan, model: Model, algorithm: DiLoCo | None) -> None:
                 f"parameter {name!r}: run {plan.run!r} has {theirs[name].dtype} {theirs[name].shape}, "
                 f"the model {ours[name].dtype} {ours[name].shape}"
             )
+    if admission not in (None, plan.manifest.admission):
+        raise ConfigurationError(
+            f"run {plan.run!r} was created with admission {plan.manifest.admission!r}, "
+            f"this learner asks for {admission!r}"
+        )
     if algorithm is not None and algorithm != plan.config:
         run_fields, given = plan.config.to_fields(), algorithm.to_fields()
         differing = next(name for name in given if given[name] != run_fields.get(name))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from deltapost.adapters import wrap_model
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes, Partition
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError, ObjectConflict, SignatureRefused
+from deltapost.errors import ConfigurationError
 from deltapost.events import events
+from deltapost.learner.claiming import claim_id
 from deltapost.learner.courier import Courier
 from deltapost.learner.creating import check_fit, create_run, find_plan
 from deltapost.learner.files import DirectoryLock
@@ -25,7 +26,7 @@ from deltapost.learner.session import Run
 from deltapost.learner.settings import LearnerSettings
 from deltapost.points import fail_from_environment
 from deltapost.serialization.messages import RunMessage, sign_message
-from deltapost.serialization.names import RUNS_STREAM, check_id, commits_stream, learner_key
+from deltapost.serialization.names import RUNS_STREAM, check_id, commits_stream
 from deltapost.serialization.signing import SigningKey
 from deltapost.settings import reveal
 from deltapost.stores import ObjectStore, open_store
@@ -44,6 +45,7 @@ def join(
     *,
     learner: str,
     partition: Partition | None = None,
+    admission: Literal["open", "registered"] | None = None,
     store: str | ObjectStore | None = None,
     redis_url: str | MessageLog | None = None,
     **settings: Any,
@@ -51,14 +53,16 @@ def join(
     """Joins a run, creating it from `model`'s parameters if there is none, and aligns the model with it.
 
     `model` is a torch module, or a mapping of names to torch tensors or numpy arrays; its parameters are
-    overwritten by the run's newest anchor. `algorithm` and `partition` are needed only to create the run.
-    `learner` is this learner's id in the run: 1 to 64 of a-z, 0-9 and '-'.
+    overwritten by the run's newest anchor. `algorithm`, `partition` and `admission` are needed only to create
+    the run. `learner` is this learner's id in the run: 1 to 64 of a-z, 0-9 and '-'. In an `open` run (the
+    default) it belongs to the first who joins by it; in a `registered` one to the key that the run's creator
+    registered for it with `deltapost learner add`.
 
     Where `store`, `redis_url` and the other `settings` (see LearnerSettings) are not given, they come from
     `DELTAPOST_STORE`, `DELTAPOST_REDIS_URL` … and the file that `DELTAPOST_CONFIG` names.
 
     Raises ConfigurationError, SchemaMismatch (the model does not fit the run, naming the parameter),
-    RunMismatch, SignatureRefused (the learner id belongs to another key).
+    RunMismatch, SignatureRefused (the learner id belongs to another key, or is not registered).
     """
     check_id("run", run)
     check_id("learner", learner)
@@ -94,10 +98,11 @@ def join(
             algorithm,
             key,
             partition=partition or ByBytes(),
+            admission=admission or "open",
             aggregator_key=config.pinned_aggregator_key(),
         )
-    check_fit(plan, wrapped, algorithm)
-    _claim_id(opened_store, run, learner, key)
+    check_fit(plan, wrapped, algorithm, admission)
+    claim_id(opened_store, plan, learner, key)
     directory = config.state_dir / "runs" / run / learner
     directory.mkdir(parents=True, exist_ok=True)
     lock = DirectoryLock(directory, what=f"learner {learner!r} of run {run!r}")
@@ -153,17 +158,6 @@ def join(
         raise
     logger.info("joined", extra={"run": run, "learner": learner, "versions": joined.versions})
     return joined
-
-
-def _claim_id(store: ObjectStore, run: str, learner: str, key: SigningKey) -> None:
-    """Registers the id's key, create-once: whoever was first owns the id."""
-    try:
-        store.put(learner_key(run, learner), key.public)
-    except ObjectConflict:
-        raise SignatureRefused(
-            f"learner id {learner!r} of run {run!r} belongs to another key than {key.public.hex()[:16]}…",
-            hint="use the key file it was registered with (DELTAPOST_SIGNING_KEY_FILE), or another id",
-        ) from None
 
 
 def _announce_run(log: MessageLog, plan: RunPlan, key: SigningKey) -> None:

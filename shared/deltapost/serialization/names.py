@@ -4,7 +4,7 @@ Keys below a store's prefix (`V`: the version a round *produces*; `B`: its *base
 
     RUN/manifest                       RUN/aggregator
     RUN/genesis/FRAGMENT/SHA256
-    RUN/learners/LEARNER
+    RUN/learners/LEARNER               RUN/registry/NUMBER
     RUN/deltas/LEARNER/FRAGMENT/B/SHA256
     RUN/anchors/FRAGMENT/B/SHA256      RUN/updates/FRAGMENT/B/SHA256      RUN/outer/FRAGMENT/B/SHA256
     RUN/records/FRAGMENT/V             RUN/attestations/FRAGMENT/V
@@ -80,6 +80,13 @@ def learners_prefix(run: str) -> str:
     return f"{check_id('run', run)}/learners/"
 
 
+def registry_key(run: str, number: int) -> str:
+    """The entry of that number in the run's registry of learner keys; the first is 1."""
+    if not 1 <= number <= 9_999_999_999:
+        raise ValueError(f"number {number} is out of range")
+    return f"{check_id('run', run)}/registry/{number:010d}"
+
+
 def delta_key(run: str, learner: str, fragment: int, base: int, sha256: bytes) -> str:
     who = f"{check_id('run', run)}/deltas/{check_id('learner', learner)}"
     return f"{who}/{_numbers(fragment, base)}/{_digest(sha256)}"
@@ -129,6 +136,7 @@ Area = Literal[
     "end",
     "genesis",
     "learners",
+    "registry",
     "deltas",
     "anchors",
     "updates",
@@ -140,7 +148,10 @@ Area = Literal[
 
 @dataclass(frozen=True)
 class ParsedKey:
-    """A key's parts. `version` is what the key carries: a base for objects, the version made for records."""
+    """A key's parts. `version` is what the key carries: a base for objects, the version made for records.
+
+    `number` is an entry's in the registry.
+    """
 
     area: Area
     run: str
@@ -148,6 +159,7 @@ class ParsedKey:
     fragment: int | None = None
     version: int | None = None
     sha256: bytes | None = None
+    number: int | None = None
 
 
 def parse_key(key: str) -> ParsedKey | None:
@@ -161,6 +173,8 @@ def parse_key(key: str) -> ParsedKey | None:
             return ParsedKey(area, run)
         case ["learners", learner] if _ID.fullmatch(learner):
             return ParsedKey("learners", run, learner=learner)
+        case ["registry", number] if _VERSION.fullmatch(number) and int(number):
+            return ParsedKey("registry", run, number=int(number))
         case ["genesis", fragment, digest] if _FRAGMENT.fullmatch(fragment) and _DIGEST.fullmatch(digest):
             return ParsedKey("genesis", run, fragment=int(fragment), sha256=bytes.fromhex(digest))
         case ["deltas", learner, *numbers] if _ID.fullmatch(learner) and (found := _object(numbers)):

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from deltapost.errors import ConfigurationError, SignatureRefused
 
-Domain = Literal["message", "attestation"]
+Domain = Literal["message", "attestation", "registry"]
 _PREFIX: Final = b"deltapost/1/"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from deltapost.ledger.tables.base import NAMING_CONVENTION, RUN_STATES, Base
 from deltapost.ledger.tables.history import ContributionRow, ParticipantRow, RoundRow, UnverifiedRow
+from deltapost.ledger.tables.keys import LearnerKeyRow
 from deltapost.ledger.tables.state import (
     AggregatorRow,
     AggregatorRunRow,
@@ -30,6 +31,7 @@ __all__ = [
     "Base",
     "ContributionRow",
     "FragmentRow",
+    "LearnerKeyRow",
     "LearnerRow",
     "ParticipantRow",
     "RoundRow",

@@ -121,8 +121,8 @@ class AggregatorRunRow(Base):
 class LearnerRow(Base):
     """A learner of a run.
 
-    History: run, learner, public_key (the object `learners/ID`). State: all others. It counts for quorum from
-    first_version on; (session, counter) is the largest seen, below which no message renews anything.
+    History: run, learner, public_key (the object `learners/ID`, or its first in `learner_keys`). State: all
+    others. It counts for quorum from first_version on; (session, counter) is the largest seen, below which no message renews anything.
     """
 
     __tablename__ = "learners"
