@@ -122,7 +122,8 @@ class LearnerRow(Base):
     """A learner of a run.
 
     History: run, learner, public_key (the object `learners/ID`, or its first in `learner_keys`). State: all
-    others. It counts for quorum from first_version on; (session, counter) is the largest seen, below which no message renews anything.
+    others. It counts for quorum from first_version on; (session, counter) is the largest seen, below which no
+    message renews anything.
     """
 
     __tablename__ = "learners"
