@@ -122,7 +122,9 @@ class Keyring:
             return frozenset()  # the registry tells it without a request for each
         self._read_on_if_due()
         with self._lock:
-            unknown = {id for id in learners if id not in self._owners and not self._history.entries(id)}
+            unknown = {
+                name for name in learners if name not in self._owners and not self._history.entries(name)
+            }
         if len(unknown) <= MAX_IDS_ASKED_FOR or self._too_many_listed:
             return frozenset()
         prefix = learners_prefix(self._plan.run)
