@@ -63,7 +63,8 @@ class Liveness:
             case LeaveMessage():
                 member.left = True
             case PassMessage():
-                member.passed[message.fragment] = message.version
+                before = member.passed.get(message.fragment, 0)
+                member.passed[message.fragment] = max(before, message.version)
         return True
 
     def contributed(self, learner: str) -> None:

@@ -283,7 +283,7 @@ class Run:
         return receipt
 
     def pass_round(self, fragment: int, version: int) -> None:
-        """Tells the aggregator that this learner will not contribute to the fragment's round."""
+        """Tells the aggregators, until that round is closed, that this learner will not contribute to it."""
         self._presence.pass_round(fragment, version)
 
     def align(self, *, wait_seconds: float | None = None) -> list[Aligned]:
@@ -349,6 +349,7 @@ class Run:
         self._anchors[commit.fragment] = commit.anchor
         before = self._progress.get(commit.fragment)
         self._progress[commit.fragment] = _Progress(commit.version)
+        self._presence.closed(commit.fragment, commit.version)
         self.bytes_received += commit.bytes_read
         merged: bool | None = None
         if before is not None and self._journal.find(commit.fragment, before.version) is not None:
