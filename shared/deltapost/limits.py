@@ -13,6 +13,15 @@ MAX_MESSAGE_BYTES: Final = 16 * 1024
 #: Bytes of a manifest, record or attestation: 10,000 participants of about 250 bytes, with room.
 MAX_DOCUMENT_BYTES: Final = 8 * 1024 * 1024
 
+#: Entries of one map or array in a document: the most there can be of parameters, learners or envelopes.
+MAX_DOCUMENT_ENTRIES: Final = 131_072
+
+#: Fields that any one map of a document has: only one map, which counts by learner, may have more.
+MAX_DOCUMENT_FIELDS: Final = 64
+
+#: Bytes of a document for each map in it: a parameter takes 26, an answer 80. A map takes 232 in memory.
+MIN_BYTES_PER_MAP: Final = 16
+
 #: Bytes of a payload's JSON header. 5,000 entries of about 150 bytes; 400,000 empty ones took 5 s of CPU.
 MAX_HEADER_BYTES: Final = 1024 * 1024
 

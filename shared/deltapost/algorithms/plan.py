@@ -49,9 +49,16 @@ class RunPlan:
                 f"run {manifest.run!r}: the algorithm has {config.fragments} fragments, "
                 f"the manifest {len(manifest.fragments)}"
             )
-        return cls(
+        plan = cls(
             manifest, manifest.sha256, schema, manifest.fragments, config, codecs.get(config.delta_dtype)
         )
+        for fragment, genesis in enumerate(manifest.genesis):
+            if genesis.size > plan.max_anchor_bytes(fragment):
+                raise MalformedMessage(
+                    f"run {manifest.run!r}: the genesis anchor of fragment {fragment} has "
+                    f"{genesis.size} bytes, at most {plan.max_anchor_bytes(fragment)} fit the schema"
+                )
+        return plan
 
     @property
     def run(self) -> str:
@@ -77,6 +84,11 @@ class RunPlan:
         """More than any payload that fits the schema: its tensors' bytes and a full header."""
         entries = self.expected_entries(fragment).values()
         tensors = sum(element_bytes(dtype, shape) for dtype, shape in entries)
+        return min(tensors + 8 + MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES)
+
+    def max_anchor_bytes(self, fragment: int) -> int:
+        """More than any anchor that fits the schema."""
+        tensors = sum(element_bytes(spec.dtype, spec.shape) for spec in self.specs(fragment))
         return min(tensors + 8 + MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES)
 
     def max_posted_bytes(self, fragment: int) -> int:

@@ -220,6 +220,10 @@ class Follower:
         if chained is not None:
             return chained
         key = anchor_key(self._plan.run, fragment, target.base, target.anchor.sha256)
+        if target.anchor.size > self._plan.max_anchor_bytes(fragment):
+            raise HistoryError(
+                f"the record of {key!r} names {target.anchor.size} bytes, more than fit the schema"
+            )
         data = self._verified(key, target.anchor)
         return self._unpack_anchor(fragment, data), len(data)
 

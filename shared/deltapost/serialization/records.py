@@ -11,11 +11,12 @@ import hashlib
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from deltapost.errors import MalformedMessage, SignatureRefused
 from deltapost.limits import MAX_FRAGMENTS, MAX_NAME_LENGTH
 from deltapost.serialization.documents import (
+    FIRST_ERROR,
     FORMAT,
     Counter,
     Digest,
@@ -27,6 +28,7 @@ from deltapost.serialization.documents import (
     Seconds,
     Signature,
     StepSeconds,
+    few,
 )
 from deltapost.serialization.messages import ContributionMessage, Fragment, SignedMessage
 from deltapost.serialization.schema import ParameterSpec, Schema
@@ -43,7 +45,7 @@ class Parameter(Document):
 
     name: Name
     dtype: Literal["F32", "F16", "BF16"]
-    shape: tuple[Counter, ...]
+    shape: Annotated[tuple[Counter, ...], FIRST_ERROR]
 
 
 class Manifest(Document):
@@ -56,9 +58,13 @@ class Manifest(Document):
     format: Literal[1] = FORMAT
     arithmetic: Annotated[int, Field(ge=1)]
     run: Id
-    parameters: tuple[Parameter, ...]
-    fragments: Annotated[tuple[tuple[Name, ...], ...], Field(min_length=1, max_length=MAX_FRAGMENTS)]
-    genesis: tuple[ObjectRef, ...]
+    parameters: Annotated[tuple[Parameter, ...], FIRST_ERROR]
+    fragments: Annotated[
+        tuple[Annotated[tuple[Name, ...], FIRST_ERROR], ...],
+        Field(min_length=1, max_length=MAX_FRAGMENTS),
+        FIRST_ERROR,
+    ]
+    genesis: Annotated[tuple[ObjectRef, ...], FIRST_ERROR]
     algorithm: dict[str, Any]
     admission: Literal["open", "registered"] = "open"
     creator_key: PublicKey
@@ -122,9 +128,9 @@ class SealContent(Document):
     fragment: Fragment
     version: Version
     generation: Counter
-    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
-    answers: tuple[Answer, ...]
-    unverified: dict[UnverifiedReason, Counts]
+    claims: Annotated[tuple[Claim, ...], Field(min_length=1), FIRST_ERROR]
+    answers: Annotated[tuple[Answer, ...], FIRST_ERROR]
+    unverified: Annotated[dict[UnverifiedReason, Counts], BeforeValidator(few)]
     over_quota: dict[Id, Counts]
     degraded: bool
 
@@ -153,10 +159,10 @@ class Record(Document):
     previous: Digest
     generation: Counter
     degraded: bool
-    participants: Annotated[tuple[MergedClaim, ...], Field(min_length=1)]
+    participants: Annotated[tuple[MergedClaim, ...], Field(min_length=1), FIRST_ERROR]
     cosine: Annotated[float, Field(ge=-1.0, le=1.0)] | None
-    answers: tuple[Answer, ...]
-    unverified: dict[UnverifiedReason, Counts]
+    answers: Annotated[tuple[Answer, ...], FIRST_ERROR]
+    unverified: Annotated[dict[UnverifiedReason, Counts], BeforeValidator(few)]
     over_quota: dict[Id, Counts]
     anchor: ObjectRef
     outer: ObjectRef
