@@ -12,7 +12,7 @@ import msgpack
 from deltapost.adapters.native import NativeBackend
 from deltapost.algorithms.admission import check_payload
 from deltapost.codecs import get
-from deltapost.errors import MalformedMessage, MalformedPayload
+from deltapost.errors import MalformedMessage, MalformedPayload, SchemaMismatch
 from deltapost.limits import MAX_DOCUMENT_BYTES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
 from deltapost.serialization.messages import read_message
 from deltapost.serialization.payload import unpack
@@ -31,7 +31,7 @@ def refused(read: Callable[[bytes], object], data: bytes, times: int = 1) -> Att
         for _ in range(times):
             try:
                 read(data)
-            except (MalformedMessage, MalformedPayload):
+            except (MalformedMessage, MalformedPayload, SchemaMismatch):
                 continue
             raise AssertionError("it was read")
 
