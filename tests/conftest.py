@@ -8,5 +8,6 @@ pytest_plugins = [
     "fixtures.s3",
     "fixtures.seaweed",
     "fixtures.served",
+    "fixtures.fleet",
     "fixtures.valkey",
 ]

@@ -15,7 +15,7 @@ from deltapost.algorithms.sealing import counts_for_quorum
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger
 from deltapost.points import Reach, nothing
-from deltapost.serialization.messages import MemberMessage
+from deltapost.serialization.messages import MemberMessage, PassMessage
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
@@ -31,6 +31,7 @@ class Health:
         self._lock = threading.Lock()
         self._problems: dict[str, str] = {}
         self._waiting: dict[str, str] = {}
+        self._held: dict[str, set[int]] = {}
         self.last_read = time.monotonic()
 
     def problem(self, component: str, reason: str) -> None:
@@ -56,6 +57,21 @@ class Health:
     def waiting(self) -> dict[str, str]:
         with self._lock:
             return dict(sorted(self._waiting.items()))
+
+    def holds(self, run: str, fragment: int) -> None:
+        """This process serves the fragment."""
+        with self._lock:
+            self._held.setdefault(run, set()).add(fragment)
+
+    def dropped(self, run: str, fragment: int) -> None:
+        """It no longer does."""
+        with self._lock:
+            self._held.get(run, set()).discard(fragment)
+
+    def held(self) -> dict[str, list[int]]:
+        """The fragments that this process serves, by run."""
+        with self._lock:
+            return {run: sorted(fragments) for run, fragments in sorted(self._held.items())}
 
     def problems(self) -> dict[str, str]:
         with self._lock:
@@ -96,6 +112,12 @@ class RunContext:
         self.keys = Keyring(services, plan)
         self._first_versions: dict[str, int] = {}
         self._members_known = False
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever who is live, or who has nothing to give to a round, is no longer what it was."""
+        return self._changes
 
     @property
     def run(self) -> str:
@@ -109,9 +131,13 @@ class RunContext:
         `listened`: seconds since the read before. `whole`: nothing was left to read, so who is live is known.
         """
         with self._lock:
+            before = self._liveness.live() if self._members_known else None
             self._liveness.listened(listened)
             counted = [message for message in messages if self._liveness.observe(message)]
             self._members_known = whole
+            after = self._liveness.live() if whole else None
+            if before != after or any(isinstance(message, PassMessage) for message in counted):
+                self._changes += 1
             return counted
 
     def members_unknown(self) -> None:

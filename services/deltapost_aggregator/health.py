@@ -1,6 +1,7 @@
 """HealthServer: `/healthz` says that the process runs and reads, `/readyz` what is wrong, in words.
 
-`/readyz` also lists under `waiting` why each open round does not close yet; that alone is nothing wrong.
+`/readyz` also lists under `holds` the fragments that this process serves, and under `waiting` why each open
+round does not close yet; that alone is nothing wrong.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def health_app(health: Health) -> FastAPI:
             "reason": reason or "everything answers",
             "problems": problems,
             "waiting": health.waiting(),
+            "holds": health.held(),
         }
 
     return app

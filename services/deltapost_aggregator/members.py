@@ -37,7 +37,7 @@ class MembersReader:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._services = context.services
-        self._stream = members_stream(context.run)
+        self.stream = members_stream(context.run)
         self._position = START
         self._read_at: float | None = None
         #: The run's highest head: the key that is in force there signs a member's messages.
@@ -46,14 +46,19 @@ class MembersReader:
         self._deferred: OrderedDict[str, Entry] = OrderedDict()
         self._without_key: frozenset[str] = frozenset()
 
+    @property
+    def position(self) -> str:
+        """Up to which entry the stream was read."""
+        return self._position
+
     def step(self, wait_seconds: float) -> int:
         """Reads what came; returns how many messages counted. Raises StreamError, LedgerUnavailable."""
         try:
-            bounds = self._services.log.bounds(self._stream)
+            bounds = self._services.log.bounds(self.stream)
             if bounds is None or position_key(bounds.last_id) < position_key(self._position):
                 self._position = START  # emptied: (session, counter) tell old messages from new
             entries = self._services.log.read(
-                self._stream, self._position, limit=BATCH_ENTRIES, wait_seconds=wait_seconds
+                self.stream, self._position, limit=BATCH_ENTRIES, wait_seconds=wait_seconds
             )
         except StreamError:
             self._read_at = None  # what passes until the next success counts against nobody

@@ -1,8 +1,9 @@
-"""AggregatorService: threads around the workers, one for each fragment, and what keeps them going.
+"""AggregatorService: the threads of an aggregator, and what keeps them going.
 
-A retryable failure of store, stream or ledger is waited out with back-off and shows in `/readyz`; any other
-error of a fragment is logged, shown and tried again more slowly: one bad fragment or run never stops the
-others.
+However many runs and fragments there are, the threads are those of the pool and one each for runs, fleet,
+doorbell and health. A retryable failure of store, stream or ledger is waited out with back-off and shows in
+`/readyz`; any other error of a fragment is logged, shown and tried again more slowly: one bad fragment or run
+never stops the others.
 """
 
 from __future__ import annotations
@@ -25,15 +26,34 @@ from deltapost.stores import open_store
 from deltapost.streams import open_log
 from deltapost_aggregator.context import RunContext, Services
 from deltapost_aggregator.discovery import Discovery
+from deltapost_aggregator.fleet import Fleet
 from deltapost_aggregator.health import HealthServer
 from deltapost_aggregator.members import MembersReader
+from deltapost_aggregator.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Doorbell, Mail, Next, Pool
 from deltapost_aggregator.settings import AggregatorSettings
-from deltapost_aggregator.worker import FragmentWorker
 
 logger = events(__name__)
 
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 5.0
+
+class MembersTask:
+    """A run's members stream, as a task of the pool: what it learns may let rounds close at once."""
+
+    def __init__(self, context: RunContext, fleet: Fleet, pool: Pool) -> None:
+        self.name = f"run {context.run} members"
+        self._context = context
+        self._reader = MembersReader(context)
+        self._fleet = fleet
+        self._pool = pool
+
+    def step(self) -> Next:
+        before = self._context.changes
+        counted = self._reader.step(0.0)
+        if self._context.changes != before:
+            self._pool.wake(self._fleet.holdings(self._context.run))
+        if counted:
+            return "again"
+        seconds = self._context.services.settings.poll_seconds
+        return Mail(self._reader.stream, self._reader.position, seconds)
 
 
 class AggregatorService:
@@ -42,8 +62,9 @@ class AggregatorService:
     def __init__(self, services: Services) -> None:
         self.services = services
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._workers: list[FragmentWorker] = []
+        self._pool = Pool(services.health)
+        self._fleet = Fleet(services, self._pool)
+        self._doorbell = Doorbell(self._pool, services.log, services.health)
         self._discovery = Discovery(services, self._serve)
 
     def run(self) -> None:
@@ -62,14 +83,28 @@ class AggregatorService:
             "aggregator_started",
             extra={"owner": settings.aggregator_name, "key": self.services.key.public.hex()},
         )
+        wait = min(settings.poll_seconds, settings.lease_seconds / 3)
+        loops = [
+            threading.Thread(target=self._loop, args=(name, step), name=name, daemon=True)
+            for name, step in (
+                ("fleet", partial(self._fleet.step, wait)),
+                ("streams", partial(self._doorbell.step, settings.poll_seconds)),
+            )
+        ]
+        workers = [
+            threading.Thread(target=self._pool.serve, name=f"worker {number}", daemon=True)
+            for number in range(settings.worker_threads)
+        ]
+        for thread in (*loops, *workers):
+            thread.start()
         self._loop("runs", lambda: self._discovery.step(settings.poll_seconds))
-        for thread in self._threads:
+        self._pool.stop()
+        for thread in (*workers, *loops):
             thread.join(timeout=30)
-        for worker in self._workers:
-            try:
-                worker.stop()
-            except DeltapostError as error:
-                logger.warning("lease_not_released", extra={"reason": str(error)})
+        try:
+            self._fleet.stop()
+        except DeltapostError as error:
+            logger.warning("leases_not_given_back", extra={"reason": str(error)})
         if server is not None:
             server.stop()
 
@@ -78,20 +113,10 @@ class AggregatorService:
         self._stop.set()
 
     def _serve(self, plan: RunPlan) -> None:
-        """Starts the run's threads, once everything they need is there."""
-        poll = self.services.settings.poll_seconds
+        """Starts serving the run, once everything it needs is there."""
         context = RunContext(self.services, plan)
-        members = MembersReader(context)
-        workers = [FragmentWorker(context, fragment) for fragment in range(len(plan.fragments))]
-        self._start(f"run {plan.run} members", partial(members.step, poll))
-        for fragment, worker in enumerate(workers):
-            self._workers.append(worker)
-            self._start(f"run {plan.run} fragment {fragment}", partial(worker.step, poll))
-
-    def _start(self, name: str, step: Callable[[], object]) -> None:
-        thread = threading.Thread(target=self._loop, args=(name, step), name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._pool.add(MembersTask(context, self._fleet, self._pool))
+        self._fleet.serve(context)
 
     def _loop(self, name: str, step: Callable[[], object]) -> None:
         pause = FIRST_PAUSE_SECONDS

@@ -7,6 +7,7 @@ stood) only saves time.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import statistics
@@ -48,7 +49,7 @@ class FragmentWorker:
         self._services = context.services
         self._fragment = fragment
         self._stream = envelope_stream(context.run, fragment)
-        cache = context.services.payloads.part(context.run, fragment)
+        self._cache = cache = context.services.payloads.part(context.run, fragment)
         self._intake = Intake(context, fragment, cache)
         self._closer = Closer(context, fragment, cache)
         self._announcer = Announcer(context, fragment)
@@ -60,6 +61,29 @@ class FragmentWorker:
         self._waiting: str | None = None
         self._reset_pause = FIRST_RESET_PAUSE_SECONDS
         self._reset_at = float("-inf")
+        self._position = START
+        self._due_seconds = math.inf
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease as this worker knows it."""
+        return self._lease
+
+    def lease_renewed(self) -> None:
+        """Somebody renewed the lease on the worker's behalf."""
+        self._renew_at = self._services.monotonic() + self._services.settings.lease_seconds / 2
+
+    def doubt_lease(self) -> None:
+        """The lease may be another's: the next step renews it, and gives up if that fails."""
+        self._renew_at = -math.inf
+
+    def waits_for(self) -> tuple[str, str, float]:
+        """After an idle step: stream and position at which mail would come, and when a look is due anyway."""
+        return self._stream, self._position, self._due_seconds
+
+    def forget(self) -> None:
+        """Frees what only saved time: the fragment is served elsewhere from now on."""
+        self._cache.clear()
 
     def step(self, wait_seconds: float) -> Progress:
         """Does the next thing that is due; waits at most `wait_seconds` for mail when nothing is.
@@ -102,9 +126,13 @@ class FragmentWorker:
         if sealed is not None:
             return self._commit(lease, standing, sealed, Stages())
         standing = self._follow_stream(lease, standing)
-        wait = self._wait_for(standing, wait_seconds)
+        self._position = standing.position
+        self._due_seconds = self._wait_for(standing, math.inf)
         entries = self._services.log.read(
-            self._stream, standing.position, limit=self._intake.limit, wait_seconds=wait
+            self._stream,
+            standing.position,
+            limit=self._intake.limit,
+            wait_seconds=min(wait_seconds, self._due_seconds),
         )
         self._services.health.read_happened()
         failure: DeltapostError | None = None

@@ -92,8 +92,8 @@ LEASE_SECONDS: Final = 15.0
 #: Threads of an aggregator that serve fragments: each holds the inputs and results of one round at most.
 WORKER_THREADS: Final = 4
 
-#: Seconds one step of a fragment may take and still have its lease renewed: 5 GiB up and back at 20 MB/s.
-MAX_STEP_RUNNING_SECONDS: Final = 600.0
+#: Seconds a fragment may be in one step, or ready for it, and keep its lease: 5 GiB up and back at 20 MB/s.
+MAX_TURN_SECONDS: Final = 600.0
 
 #: Seconds a learner stays live after its last message; it sends `alive` at a third of it.
 LEARNER_LEASE_SECONDS: Final = 30.0
