@@ -164,7 +164,7 @@ def test_a_fault_of_a_real_process_at_any_step_changes_no_record_and_no_row(
         "DELTAPOST_SIGNING_KEY_FILE": str(tmp_path / "aggregator.key"),
         "DELTAPOST_AGGREGATOR_HEALTH_PORT": "0",
         "DELTAPOST_POLL_SECONDS": "0.05",
-        "DELTAPOST_LEASE_SECONDS": "1" if mode.startswith("stop") else "15",
+        "DELTAPOST_LEASE_SECONDS": "1",
         **{f"DELTAPOST_{name.upper()}": str(value) for name, value in script.settings.items()},
     }
     aggregators = Aggregators(zygote, pipeline, environment, tmp_path / "aggregator.log")
