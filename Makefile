@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
+SEEDS ?= 1000
+FIRST_SEED ?= 0
 COMPOSE := docker compose -f docker/compose.yaml
 
 # Tests that share a server with fixed ports are in one xdist group, so that one process runs them all.
@@ -14,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint check bench-liars up down migrate constraints clean
+.PHONY: help venv demo test test-all sim lint check bench-liars up down migrate constraints clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +31,9 @@ test: $(DEV_STAMP) ## The tests, without the long matrices.
 
 test-all: $(DEV_STAMP) ## All tests, the long matrices too.
 	$(BIN)/pytest $(SPREAD) -m "" $(ARGS)
+
+sim: $(DEV_STAMP) ## The simulator: SEEDS=1000 stories from FIRST_SEED=0 on, on all cores.
+	@PYTHONPATH=tests $(BIN)/python -m simulator --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(ARGS)
 
 lint: $(DEV_STAMP) ## Formatting, lint and types.
 	$(BIN)/ruff format --check

@@ -64,13 +64,14 @@ class Discovery:
         self._position = START
         self._ledger_at = float("-inf")
         self._wanted: dict[str, _Wanted] = {}
-        self._served: set[str] = set()
+        self._served: dict[str, Manifest] = {}
 
     def step(self, wait_seconds: float) -> None:
         """Looks for runs and serves what it finds. Raises what is worth another try."""
         if self._services.monotonic() >= self._ledger_at:
             for manifest in runs.active(self._services.ledger):
                 self._want(manifest.run, manifest.sha256)
+            self._index_again()
             # Redis may have forgotten who announced it: what the operator names is looked for by itself.
             for named in self._services.settings.named_runs():
                 self._want(named, None, announced=False)
@@ -109,6 +110,13 @@ class Discovery:
             del self._wanted[run]
         if failure is not None:
             raise failure
+
+    def _index_again(self) -> None:
+        """A database that was made anew, or is an older copy, gets back the runs that are served here."""
+        missing = self._served.keys() - runs.names(self._services.ledger) if self._served else set()
+        for run in sorted(missing):
+            runs.admit(self._services.ledger, self._served[run])
+            logger.warning("run_indexed_again", extra={"run": run})
 
     def _want(self, run: str, indexed: bytes | None, *, announced: bool = True) -> None:
         if run in self._served or not self._services.settings.serves(run):
@@ -151,7 +159,7 @@ class Discovery:
         self._check_key(manifest)
         runs.admit(self._services.ledger, manifest)
         self._serve(plan)
-        self._served.add(run)
+        self._served[run] = manifest
         self._services.health.fine(f"run {run}")
         logger.info("run_served", extra={"run": run, "fragments": len(plan.fragments)})
 

@@ -67,6 +67,12 @@ def active(ledger: Ledger) -> list[Manifest]:
     return [Manifest.from_bytes(row) for row in rows]
 
 
+def names(ledger: Ledger) -> set[str]:
+    """The runs that this ledger indexes."""
+    with ledger.read() as session:
+        return set(session.scalars(select(RunRow.run)))
+
+
 def standing(ledger: Ledger, run: str, fragment: int) -> Standing:
     """The fragment's present row."""
     with ledger.read() as session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deltapost.streams import START, Bounds, Entry, position_key
@@ -29,11 +29,16 @@ class _Stream:
         return max(count, 0)
 
 
-class MemoryLog:
-    """A MessageLog that forgets everything with its process."""
+def _milliseconds() -> int:
+    return time.time_ns() // 1_000_000
 
-    def __init__(self, name: str = "") -> None:
+
+class MemoryLog:
+    """A MessageLog that forgets everything with its process. Ids begin with what `milliseconds` says."""
+
+    def __init__(self, name: str = "", *, milliseconds: Callable[[], int] = _milliseconds) -> None:
         self._name = name
+        self._milliseconds = milliseconds
         self._streams: dict[str, _Stream] = {}
         self._epochs: dict[str, str] = {}
         self._changed = threading.Condition()
@@ -46,7 +51,7 @@ class MemoryLog:
             target = self._streams.setdefault(stream, _Stream())
             milliseconds, sequence = position_key(target.last_id)
             # As in Redis, a clock that was set back continues the last id instead of going below it.
-            now = time.time_ns() // 1_000_000
+            now = self._milliseconds()
             key = (now, 0) if now > milliseconds else (milliseconds, sequence + 1)
             target.last_id = f"{key[0]}-{key[1]}"
             target.keys.append(key)
