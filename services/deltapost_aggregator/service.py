@@ -23,6 +23,7 @@ from deltapost.points import fail_from_environment
 from deltapost.serialization.signing import SigningKey
 from deltapost.settings import reveal
 from deltapost.stores import open_store
+from deltapost.stores.probe import probe
 from deltapost.streams import open_log
 from deltapost_aggregator.context import RunContext, Services
 from deltapost_aggregator.discovery import Discovery
@@ -83,6 +84,8 @@ class AggregatorService:
             "aggregator_started",
             extra={"owner": settings.aggregator_name, "key": self.services.key.public.hex()},
         )
+        # First of all: a store that lets two create one key, or hides what is missing, forks runs.
+        self._loop("store", lambda: probe(self.services.store), once=True)
         wait = min(settings.poll_seconds, settings.lease_seconds / 3)
         loops = [
             threading.Thread(target=self._loop, args=(name, step), name=name, daemon=True)
@@ -118,7 +121,8 @@ class AggregatorService:
         self._pool.add(MembersTask(context, self._fleet, self._pool))
         self._fleet.serve(context)
 
-    def _loop(self, name: str, step: Callable[[], object]) -> None:
+    def _loop(self, name: str, step: Callable[[], object], *, once: bool = False) -> None:
+        """Steps until `stop`, or with `once` until a step succeeds."""
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             try:
@@ -136,6 +140,8 @@ class AggregatorService:
                 pause = self._pause(LONGEST_PAUSE_SECONDS)
             else:
                 self.services.health.fine(name)
+                if once:
+                    return
                 pause = FIRST_PAUSE_SECONDS
 
     def _pause(self, seconds: float) -> float:

@@ -15,9 +15,11 @@
     │   ├── ObjectMissing           a definite "no such key"
     │   ├── ObjectConflict          a create-once key holds other bytes
     │   ├── AccessDenied            refused by the store's policy
+    │   │   └── NotReadable         not there, or not allowed: without the right to list, nobody can tell
     │   └── StoreUnavailable        time-out, 5xx, refused connection: retry   [retryable]
     ├── StateUnavailable            the learner's own disk is full or fails        [retryable]
     ├── StreamError                 Redis streams
+    │   ├── StreamDenied            refused by the server's ACL, or wrong credentials
     │   └── StreamUnavailable       not reachable, loading, out of memory      [retryable]
     ├── LedgerError                 the SQL ledger
     │   ├── WrongRevision           the schema is older or newer than this release
@@ -50,6 +52,7 @@ __all__ = [
     "MalformedPayload",
     "MissingExtra",
     "NonFinite",
+    "NotReadable",
     "ObjectConflict",
     "ObjectMissing",
     "RunMismatch",
@@ -58,6 +61,7 @@ __all__ = [
     "StateUnavailable",
     "StoreError",
     "StoreUnavailable",
+    "StreamDenied",
     "StreamError",
     "StreamUnavailable",
     "WrongRevision",
@@ -163,6 +167,18 @@ class AccessDenied(StoreError):
     code = "access_denied"
 
 
+class NotReadable(AccessDenied):
+    """The object is not there, or may not be read: without the right to list, S3 says 403 of both."""
+
+    code = "not_readable"
+
+    def __init__(self, key: str, *, said: str) -> None:
+        super().__init__(
+            said, hint="not there, or not allowed: without the right to list, S3 says the same of both"
+        )
+        self.key = key
+
+
 class StoreUnavailable(StoreError):
     """Time-out, 5xx or no connection: nothing is known about the object."""
 
@@ -181,6 +197,12 @@ class StreamError(DeltapostError):
     """Redis refused or failed."""
 
     code = "stream"
+
+
+class StreamDenied(StreamError):
+    """Redis refused the user, its password, or a command or key that its ACL does not allow."""
+
+    code = "stream_denied"
 
 
 class StreamUnavailable(StreamError):

@@ -13,7 +13,15 @@ from deltapost.algorithms import ARITHMETIC_VERSION
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import Partition
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError, NonFinite, ObjectConflict, ObjectMissing, SchemaMismatch
+from deltapost.errors import (
+    AccessDenied,
+    ConfigurationError,
+    NonFinite,
+    NotReadable,
+    ObjectConflict,
+    ObjectMissing,
+    SchemaMismatch,
+)
 from deltapost.events import events
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization import ParameterSpec, Schema, TensorBytes, pack
@@ -27,10 +35,10 @@ logger = events(__name__)
 
 
 def find_plan(store: ObjectStore, run: str) -> RunPlan | None:
-    """The run's plan, from its manifest; None when there is no such run."""
+    """The run's plan, from its manifest; None when there is no such run, or none that may be read."""
     try:
         data = store.get(manifest_key(run), length=MAX_DOCUMENT_BYTES + 1).data
-    except ObjectMissing:
+    except (ObjectMissing, NotReadable):
         return None
     return RunPlan.of(Manifest.from_bytes(data))
 
@@ -48,8 +56,30 @@ def create_run(
 ) -> RunPlan:
     """Creates the run with the model's present parameters as its genesis anchor.
 
-    When another learner was faster, its run is returned: check that it fits.
+    When another learner was faster, its run is returned: check that it fits. Raises ConfigurationError when
+    this learner may not create runs.
     """
+    try:
+        return _create_run(store, run, model, algorithm, key, partition, admission, aggregator_key)
+    except NotReadable:  # another learner's, and it may not be read: allowed to create, and not to join
+        raise
+    except AccessDenied as error:
+        raise ConfigurationError(
+            f"run {run!r} is not there, or may not be read, and this learner may not create it: {error}",
+            hint="start with the run's creator, or correct the run's name or the learner's rights",
+        ) from error
+
+
+def _create_run(
+    store: ObjectStore,
+    run: str,
+    model: Model,
+    algorithm: DiLoCo,
+    key: SigningKey,
+    partition: Partition,
+    admission: Literal["open", "registered"],
+    aggregator_key: bytes | None,
+) -> RunPlan:
     schema = Schema(tuple(model.specs()))
     fragments = partition.fragments(schema, algorithm.fragments)
     genesis = []

@@ -2,6 +2,10 @@
 
 A record counts once the aggregators' attestation of it verifies. The anchor comes whole or, where that is
 fewer bytes, as the chain of updates since the anchor held; either way its SHA-256 must be the record's.
+
+Nothing is listed. Without the right to list, a store refuses to read what is not there; so a refusal counts
+as "not there (yet)" where a version is only looked for, and is raised where one is known to be there. Wrong
+credentials are raised everywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from deltapost import codecs
 from deltapost.adapters import Backend
 from deltapost.algorithms.anchors import apply_update
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import AccessDenied, ForkedHistory, HistoryError, ObjectMissing
+from deltapost.errors import ForkedHistory, HistoryError, NotReadable, ObjectMissing
 from deltapost.events import events
 from deltapost.learner.history import History
 from deltapost.limits import MAX_DOCUMENT_BYTES
@@ -29,11 +33,16 @@ from deltapost.serialization.names import (
 )
 from deltapost.serialization.records import Attestation, Record
 from deltapost.stores import ObjectStore
+from deltapost.stores.heads import newest_version
 
 logger = events(__name__)
 
 #: Records read one by one before a learner that is behind jumps to the newest instead.
 LONGEST_WALK = 64
+
+#: Records between the one last seen and the newest that a learner which comes back reads, to check their
+#: chain: some ten seconds of small requests. After a longer absence the newest one's signature speaks alone.
+LONGEST_CHECK = 1_024
 
 
 @dataclass(frozen=True)
@@ -114,15 +123,20 @@ class Follower:
         return Commit(fragment, 0, self._unpack_anchor(fragment, data), (), len(data))
 
     def catch_up(self, fragment: int) -> Commit:
-        """The newest version in the bucket: what a learner that joins starts from. Raises ForkedHistory."""
+        """The newest version in the bucket: what a learner that joins starts from. Raises ForkedHistory.
+
+        A learner that was here before follows the chain from the record it saw last, up to LONGEST_CHECK.
+        """
         seen, seen_record = self._newest[fragment]
         if seen:
             self._check_seen(fragment, seen, seen_record)
-        newest = self._newest_version(fragment, seen)
+        newest = newest_version(self._store, self._plan.run, fragment, seen)
         while newest >= max(seen, 1):
             record = self._record(fragment, newest)
             attested_by = self._attest(record) if record is not None else None
             if record is not None and attested_by is not None:
+                if seen:
+                    self._check_chain(record, seen, seen_record)
                 anchor, bytes_read = self._anchor(fragment, [record])
                 return Commit(fragment, newest, anchor, (record,), bytes_read, attested_by)
             newest -= 1  # a record that nobody has attested yet is not to be followed yet
@@ -135,11 +149,7 @@ class Follower:
         seen, previous = self._newest[fragment]
         records: list[Record] = []
         for record in self._records_from(fragment, seen + 1):
-            if record.previous != previous:
-                raise ForkedHistory(
-                    f"record {record.version} of fragment {fragment} follows "
-                    f"{record.previous.hex()[:16]}…, version {record.version - 1} was {previous.hex()[:16]}…"
-                )
+            _check_link(record, previous)
             records.append(record)
             previous = record.sha256
             if len(records) >= LONGEST_WALK:
@@ -163,12 +173,16 @@ class Follower:
             version += 1
 
     def _record(self, fragment: int, version: int) -> Record | None:
-        key = record_key(self._plan.run, fragment, version)
+        """The record; None when it is not there, as far as this learner can see."""
         try:
-            data = self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
-        except (ObjectMissing, AccessDenied):  # without LIST rights a store says 403 for "not there"
+            return self._known_record(fragment, version)
+        except (ObjectMissing, NotReadable):
             return None
-        record = Record.from_bytes(data)
+
+    def _known_record(self, fragment: int, version: int) -> Record:
+        """The record of a version that was there. Raises ObjectMissing, NotReadable, ForkedHistory."""
+        key = record_key(self._plan.run, fragment, version)
+        record = Record.from_bytes(self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data)
         if (record.run, record.manifest, record.fragment, record.version) != (
             self._plan.run,
             self._plan.manifest_sha256,
@@ -179,35 +193,44 @@ class Follower:
         return record
 
     def _check_seen(self, fragment: int, version: int, sha256: bytes) -> None:
-        record = self._record(fragment, version)
-        if record is None or record.sha256 != sha256:
-            found = record.sha256.hex()[:16] + "…" if record is not None else "none"
+        try:
+            found = self._known_record(fragment, version).sha256
+        except ObjectMissing:
+            found = None
+        if found != sha256:
+            shown = found.hex()[:16] + "…" if found is not None else "none"
             raise ForkedHistory(
                 f"fragment {fragment}: version {version} was seen with record {sha256.hex()[:16]}…, "
-                f"the bucket now holds {found}",
+                f"the bucket now holds {shown}",
                 hint="an older or altered copy of the bucket is being served",
             )
 
-    def _newest_version(self, fragment: int, known: int) -> int:
-        """The highest version with a record, by doubling and halving: about 2·log₂(distance) requests."""
-        low, step = known, 1
-        while self._record(fragment, low + step) is not None:
-            low, step = low + step, 2 * step
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._record(fragment, middle) is not None:
-                low = middle
-            else:
-                high = middle
-        return low
+    def _check_chain(self, newest: Record, seen: int, seen_record: bytes) -> None:
+        """ForkedHistory unless the records between lead from the one that was seen to `newest`."""
+        if newest.version - seen > LONGEST_CHECK:
+            facts = {"run": newest.run, "fragment": newest.fragment, "seen": seen, "newest": newest.version}
+            logger.warning("chain_not_checked", extra=facts)
+            return
+        previous = seen_record
+        for version in range(seen + 1, newest.version):
+            try:
+                record = self._known_record(newest.fragment, version)
+            except ObjectMissing as error:
+                raise HistoryError(
+                    f"fragment {newest.fragment} has version {newest.version}, and no record of {version}",
+                    hint="restore the record from a copy of the bucket",
+                ) from error
+            _check_link(record, previous)
+            previous = record.sha256
+        if newest.version > seen:
+            _check_link(newest, previous)
 
     def _attest(self, record: Record) -> bytes | None:
         """The key whose attestation of the record verifies; None when there is no attestation yet."""
         key = attestation_key(self._plan.run, record.fragment, record.version)
         try:
             data = self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
-        except (ObjectMissing, AccessDenied):
+        except (ObjectMissing, NotReadable):
             return None
         attestation = Attestation.from_bytes(data)
         attestation.verify(record.sha256, self.aggregator_key)
@@ -263,4 +286,13 @@ class Follower:
     def _unpack_anchor(self, fragment: int, data: bytes) -> Mapping[str, TensorBytes]:
         return unpack_expected(
             data, {spec.name: (spec.dtype, spec.shape) for spec in self._plan.specs(fragment)}
+        )
+
+
+def _check_link(record: Record, previous: bytes) -> None:
+    """ForkedHistory unless `record` follows the one with that hash."""
+    if record.previous != previous:
+        raise ForkedHistory(
+            f"record {record.version} of fragment {record.fragment} follows {record.previous.hex()[:16]}…, "
+            f"version {record.version - 1} was {previous.hex()[:16]}…"
         )

@@ -9,7 +9,7 @@ from deltapost.adapters import wrap_model
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes, Partition
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError
+from deltapost.errors import ConfigurationError, StreamDenied
 from deltapost.events import events
 from deltapost.learner.claiming import claim_id
 from deltapost.learner.courier import Courier
@@ -85,10 +85,11 @@ def join(
     wrapped = wrap_model(model)
     log.ping()  # before anything is created
     plan = find_plan(opened_store, run)
+    created = plan is None
     if plan is None:
         if algorithm is None:
             raise ConfigurationError(
-                f"run {run!r} does not exist in the store",
+                f"run {run!r} does not exist in the store, or may not be read",
                 hint="pass an algorithm, such as DiLoCo.streaming(), to create it",
             )
         plan = create_run(
@@ -118,7 +119,7 @@ def join(
             opened_store, log, plan, key, learner, journal, fail_from_environment(os.environ)
         )
         commits = log.bounds(commits_stream(run))
-        _announce_run(log, plan, key)
+        _announce_run(log, plan, key, needed=created)
         inbox = Inbox()
         courier = Courier(
             run=run,
@@ -160,7 +161,15 @@ def join(
     return joined
 
 
-def _announce_run(log: MessageLog, plan: RunPlan, key: SigningKey) -> None:
-    """Tells aggregators that there is this run; each learner that joins says it again."""
+def _announce_run(log: MessageLog, plan: RunPlan, key: SigningKey, *, needed: bool) -> None:
+    """Tells aggregators that there is this run; each learner that may says it again when it joins.
+
+    The one that created the run has to: StreamDenied. To the others the right may be missing.
+    """
     message = RunMessage(run=plan.run, manifest=plan.manifest_sha256, public_key=key.public)
-    log.append(RUNS_STREAM, sign_message(message, key).frame, max_length=MAX_RUNS_ENTRIES)
+    try:
+        log.append(RUNS_STREAM, sign_message(message, key).frame, max_length=MAX_RUNS_ENTRIES)
+    except StreamDenied as error:
+        if needed:
+            raise
+        logger.info("run_not_announced_again", extra={"run": plan.run, "reason": str(error)})

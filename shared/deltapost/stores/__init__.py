@@ -3,9 +3,9 @@
 `open_store(url)` opens `s3://bucket/prefix` (extra `s3`), `file:///directory` or `memory://NAME`. All
 implementations pass one conformance suite (`tests/stores/`).
 
-Failure modes. A definite "no such key" is ObjectMissing, a refusal AccessDenied; a time-out, a 5xx or a lost
-connection is StoreUnavailable and says nothing about the object. Every put is create-once, so doing it again
-is always safe; there is no overwrite.
+Failure modes. A definite "no such key" is ObjectMissing, a refusal AccessDenied; a refused read that may just
+as well mean "no such key" is NotReadable; a time-out, a 5xx or a lost connection is StoreUnavailable and says
+nothing about the object. Every put is create-once, so doing it again is always safe; there is no overwrite.
 """
 
 from __future__ import annotations

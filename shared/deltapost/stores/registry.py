@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deltapost.algorithms.key_history import KeyHistory
-from deltapost.errors import AccessDenied, ConfigurationError, ObjectConflict, ObjectMissing
+from deltapost.errors import ConfigurationError, NotReadable, ObjectConflict, ObjectMissing
 from deltapost.limits import MAX_MESSAGE_BYTES, MAX_REGISTRY_ENTRIES
 from deltapost.serialization.names import learner_key, registry_key
 from deltapost.serialization.records import Manifest
@@ -43,7 +43,7 @@ def entries_after(
         number += 1
         try:
             data = store.get(registry_key(manifest.run, number), length=2 * MAX_MESSAGE_BYTES + 1).data
-        except (ObjectMissing, AccessDenied):  # without LIST rights a store says 403 for "not there"
+        except (ObjectMissing, NotReadable):
             return
         stored = StoredEntry.read(data, manifest, number=number, previous=previous)
         previous = stored.sha256
@@ -61,7 +61,7 @@ def owner_key(store: ObjectStore, run: str, learner: str) -> bytes | None:
     """The key in `learners/ID`: who owns the id in an open run."""
     try:
         return store.get(learner_key(run, learner), length=33).data
-    except (ObjectMissing, AccessDenied):
+    except (ObjectMissing, NotReadable):
         return None
 
 

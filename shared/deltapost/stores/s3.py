@@ -10,7 +10,8 @@ there already: of uploads that complete at once, several succeed and the last on
 write with different bytes holds less than a part (a record does); larger ones end in their content's hash.
 
 Failure modes. Time-outs, 429, 5xx and lost connections, after boto3's own attempts: StoreUnavailable. 403:
-AccessDenied; without the right to list, S3 says that of missing objects too. A missing bucket: StoreError
+AccessDenied; of a read NotReadable, for without the right to list, S3 says that of missing objects too. A
+missing bucket: StoreError
 (HEAD has no body to say so, and reads as ObjectMissing). A failed upload's parts are aborted; after kill -9
 they stay until somebody aborts them, as a bucket's life-cycle rule does.
 """
@@ -23,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from deltapost.errors import ObjectMissing, StoreUnavailable
+from deltapost.errors import NotReadable, ObjectMissing, StoreUnavailable
 from deltapost.stores import Blob, ObjectInfo
 from deltapost.stores.keys import check_key, check_metadata, check_prefix, check_range, conflict
 from deltapost.stores.s3_client import s3_client  # first: it says which extra is missing
@@ -59,10 +60,12 @@ class S3Store:
                     write(target, data, described)
                 return True
             except WriteRefused:
-                with contextlib.suppress(ObjectMissing):
-                    self._compare(key, data)
+                found = self._look(key, data)
+                if found is None:
                     return False
             time.sleep(pause)
+        if isinstance(found, NotReadable):
+            raise found
         raise StoreUnavailable(f"writes of the key {key!r} were refused, and nothing is there, in {self!r}")
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> Blob:
@@ -126,6 +129,14 @@ class S3Store:
                 failure.add_note(f"the upload's parts may be left over: {type(error).__name__}")
             raise
 
+    def _look(self, key: str, data: bytes) -> ObjectMissing | NotReadable | None:
+        """None when the object holds exactly `data`; the error when it is not there, or not readable."""
+        try:
+            self._compare(key, data)
+        except (ObjectMissing, NotReadable) as error:
+            return error
+        return None
+
     def _compare(self, key: str, data: bytes) -> None:
         """ObjectConflict unless the object holds exactly `data`; one of another size is not downloaded."""
         with self._reported("read", key):
@@ -171,7 +182,8 @@ class S3Store:
         try:
             yield
         except RequestFailure as error:
-            raise translate(error, f"{verb} of s3://{self._bucket}/{self._prefix}{key}", key) from error
+            doing = f"{verb} of s3://{self._bucket}/{self._prefix}{key}"
+            raise translate(error, doing, key, reading=verb in ("read", "head")) from error
 
 
 def _metadata(reply: dict[str, Any]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from deltapost.errors import (
     AccessDenied,
     ConfigurationError,
     DeltapostError,
+    NotReadable,
     ObjectMissing,
     StoreError,
     StoreUnavailable,
@@ -32,6 +33,8 @@ RequestFailure: Final = (BotoCoreError, ClientError)
 
 _CREDENTIALS: Final = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
 _BUSY_CODES: Final = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
+#: What a policy's refusal is called; a reply to HEAD has no body, and its code is the status.
+_REFUSAL_CODES: Final = {"", "403", "AccessDenied", "Forbidden"}
 _CREDENTIAL_CODES: Final = {
     "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired",
 }  # fmt: skip
@@ -45,10 +48,15 @@ class PastTheEnd(StoreError):
     """A range begins at or past the object's end."""
 
 
-def translate(error: ClientError | BotoCoreError, doing: str, key: str) -> DeltapostError:
-    """The error for `error`, met while `doing` (as in "read of s3://bucket/prefix/key")."""
+def translate(
+    error: ClientError | BotoCoreError, doing: str, key: str, *, reading: bool = False
+) -> DeltapostError:
+    """The error for `error`, met while `doing` (as in "read of s3://bucket/prefix/key").
+
+    `reading`: what was asked is whether and what the object is, so that a refusal may mean that it is not.
+    """
     if isinstance(error, ClientError):
-        return _said(error, doing, key)
+        return _said(error, doing, key, reading)
     kind = type(error).__name__
     if isinstance(error, SSLError):
         return StoreUnavailable(
@@ -68,7 +76,7 @@ def translate(error: ClientError | BotoCoreError, doing: str, key: str) -> Delta
     return StoreError(f"{doing} failed: {kind}")
 
 
-def _said(error: ClientError, doing: str, key: str) -> DeltapostError:
+def _said(error: ClientError, doing: str, key: str, reading: bool) -> DeltapostError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     failed = f"{doing} failed: {code or 'no code'} (HTTP {status})"
@@ -82,10 +90,10 @@ def _said(error: ClientError, doing: str, key: str) -> DeltapostError:
         return AccessDenied(failed, hint="set this machine's clock")
     if code in _CREDENTIAL_CODES:
         return AccessDenied(failed, hint="the credentials are wrong or have expired")
+    if reading and status == 403 and code in _REFUSAL_CODES:
+        return NotReadable(key, said=failed)
     if status in (401, 403):
-        return AccessDenied(
-            failed, hint="not there, or not allowed: without the right to list, S3 says the same"
-        )
+        return AccessDenied(failed, hint="the role's policy does not allow it")
     if status == 404:
         return ObjectMissing(key)
     if status == 501:

@@ -8,9 +8,9 @@ have landed, and the one that repeats it lands a second time; nothing lands twic
 Redis does not say which, and it is the highest id that may be gone: just below the first entry.
 
 Failure modes. Lost or refused connections, time-outs, a server that loads, is read-only, is out of memory or
-disk, or has no master: StreamUnavailable. Refused credentials, a missing permission or a key of another type:
-StreamError. A blocking read never outlives the socket's time-out. ACL users need PING beside the commands
-they use.
+disk, or has no master: StreamUnavailable. Refused credentials or a missing permission: StreamDenied. A key
+of another type: StreamError. A blocking read never outlives the socket's time-out. `docker/rights/redis.acl`
+lists the commands that each role needs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from deltapost.errors import StreamError, StreamUnavailable
+from deltapost.errors import StreamDenied, StreamError, StreamUnavailable
 from deltapost.serialization.names import epoch_key
 from deltapost.streams import Bounds, Entry, position_key
 from deltapost.streams.positions import check_position, following, preceding
@@ -166,7 +166,7 @@ class RedisLog:
         try:
             yield
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-            raise StreamError(
+            raise StreamDenied(
                 f"{self._shown} refused {verb} of {what!r}: {type(error).__name__}",
                 hint="check the user, its password and its ACL",
             ) from error
