@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim lint check bench-liars up down migrate constraints clean
+.PHONY: help venv demo test test-all sim lint check bench-liars up down learner migrate constraints clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ up: ## Starts Valkey, an S3 server, Postgres, aggregator and ledger in container
 
 down: ## Stops them; their data stays in volumes.
 	$(COMPOSE) down
+
+learner: ## Lets ID learn in RUN in those containers, and prints its settings. ROLE=creator may create the run.
+	@$(COMPOSE) run --rm --no-deps --entrypoint grant secrets $(or $(ROLE),learner) $(ID) $(RUN)
+	@$(COMPOSE) kill --signal SIGHUP objects >&2
+	@$(COMPOSE) exec -T valkey sh -c 'valkey-cli --no-auth-warning -u "$$(cat /server-secrets/valkey-operator)" ACL LOAD' >&2
 
 migrate: $(DEMO_STAMP) ## Brings the database of DELTAPOST_LEDGER_URL to this release's tables.
 	$(BIN)/deltapost ledger migrate $(ARGS)

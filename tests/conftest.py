@@ -10,4 +10,5 @@ pytest_plugins = [
     "fixtures.served",
     "fixtures.fleet",
     "fixtures.valkey",
+    "fixtures.rights",  # last: it imports from those before it
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.main import get_command
@@ -61,7 +63,7 @@ def test_every_deltapost_variable_is_a_field_of_some_settings(compose: dict[str,
     in_images = set(re.findall(r"\b(DELTAPOST_[A-Z0-9_]+)=", (ROOT / "docker" / "Dockerfile").read_text()))
 
     ours = {name for name in used | in_images if name.startswith("DELTAPOST_")}
-    assert {"DELTAPOST_REDIS_URL", "DELTAPOST_STORE", "DELTAPOST_SIGNING_KEY_FILE"} <= ours
+    assert {"DELTAPOST_CONFIG", "DELTAPOST_STORE", "DELTAPOST_SIGNING_KEY_FILE"} <= ours
     assert ours - known_variables() == set()
 
 
@@ -88,6 +90,7 @@ def test_nothing_starts_before_what_it_needs(compose: dict[str, Any]) -> None:
     }
 
     assert needed == {
+        ("valkey", "secrets"): "service_completed_successfully",
         ("objects", "secrets"): "service_completed_successfully",
         ("postgres", "secrets"): "service_completed_successfully",
         ("migrate", "postgres"): "service_healthy",
@@ -98,11 +101,30 @@ def test_nothing_starts_before_what_it_needs(compose: dict[str, Any]) -> None:
     }
 
 
-def test_valkey_keeps_its_log_on_disk_and_evicts_nothing(compose: dict[str, Any]) -> None:
+def test_valkey_keeps_its_log_on_disk_evicts_nothing_and_knows_its_users(compose: dict[str, Any]) -> None:
     words = compose["valkey"]["command"]
     options = dict(zip(words[1::2], words[2::2], strict=True))
 
-    assert options == {"--appendonly": "yes", "--appendfsync": "everysec", "--maxmemory-policy": "noeviction"}
+    assert options == {
+        "--appendonly": "yes",
+        "--appendfsync": "everysec",
+        "--maxmemory-policy": "noeviction",
+        "--aclfile": "/server-secrets/users.acl",
+    }
+    assert "-s3.config=/server-secrets/s3.json" in compose["objects"]["command"]
+
+
+def test_each_service_sees_the_secrets_of_its_own_part_only(compose: dict[str, Any]) -> None:
+    mounted = {
+        name: {(each["source"], each.get("read_only", False)) for each in service.get("volumes", [])}
+        for name, service in compose.items()
+    }
+
+    assert mounted["aggregator"] == {("secrets", True)}
+    assert mounted["ledger"] == mounted["migrate"] == {("ledger-secrets", True)}
+    for server in ("valkey", "objects", "postgres"):
+        assert {source for source, _ in mounted[server]} == {server, "server-secrets"}
+        assert ("server-secrets", True) in mounted[server]
 
 
 def test_every_server_is_checked_and_published_on_the_loopback_address_only(compose: dict[str, Any]) -> None:
@@ -141,10 +163,10 @@ def test_no_password_is_in_the_file_or_in_an_environment(compose: dict[str, Any]
 
 
 def test_secrets_are_made_once_and_agree_between_servers_and_clients(tmp_path: Path) -> None:
-    secrets, servers = tmp_path / "secrets", tmp_path / "servers"
-    secrets.mkdir()
-    servers.mkdir()
-    command = [ROOT / "docker" / "prepare-secrets", secrets, servers]
+    folders = secrets, ledger, _servers = [tmp_path / name for name in ("secrets", "ledger", "servers")]
+    for folder in folders:
+        folder.mkdir()
+    command = [ROOT / "docker" / "prepare-secrets", *folders]
     environment = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
 
     # When it runs twice, as it does when the containers start again
@@ -152,26 +174,76 @@ def test_secrets_are_made_once_and_agree_between_servers_and_clients(tmp_path: P
     for _ in range(2):
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
         contents.append(
-            {path.name: path.read_bytes() for folder in (secrets, servers) for path in folder.iterdir()}
+            {
+                f"{path.parent.name}/{path.name}": path.read_text()
+                for each in folders
+                for path in each.iterdir()
+            }
         )
 
     # Then nothing changed, private files are private, and each pair holds one password
     assert contents[0] == contents[1]
-    assert set(contents[0]) == {
-        "aggregator.key",
-        "s3-credentials",
-        "deltapost.toml",
-        "s3.json",
-        "postgres-password",
+    files = contents[0]
+    assert set(files) == {
+        "secrets/aggregator.key",
+        "secrets/s3-credentials",
+        "secrets/deltapost.toml",
+        "ledger/deltapost.toml",
+        "servers/s3.json",
+        "servers/users.acl",
+        "servers/valkey-operator",
+        "servers/postgres-password",
     }
-    assert {path.stat().st_mode & 0o077 for path in secrets.iterdir()} == {0}
-    identity = json.loads(contents[0]["s3.json"])["identities"][0]["credentials"][0]
+    assert {path.stat().st_mode & 0o077 for path in (*secrets.iterdir(), *ledger.iterdir())} == {0}
+    (identity,) = json.loads(files["servers/s3.json"])["identities"]
+    assert identity["name"] == "aggregator"
     assert (
-        f"aws_secret_access_key = {identity['secretKey']}"
-        in contents[0]["s3-credentials"].decode().splitlines()
+        f"aws_secret_access_key = {identity['credentials'][0]['secretKey']}"
+        in files["secrets/s3-credentials"].splitlines()
     )
-    address = tomllib.loads(contents[0]["deltapost.toml"].decode())["ledger_url"]
+    settings = tomllib.loads(files["secrets/deltapost.toml"])
+    address = f"postgresql://deltapost:{files['servers/postgres-password']}@postgres:5432/deltapost"
+    assert settings["ledger_url"] == tomllib.loads(files["ledger/deltapost.toml"])["ledger_url"] == address
+    # And Valkey is told only the hash of what the aggregator is told.
+    password = urlsplit(settings["redis_url"]).password
+    assert password is not None
+    assert password not in files["servers/users.acl"]
     assert (
-        address
-        == f"postgresql://deltapost:{contents[0]['postgres-password'].decode()}@postgres:5432/deltapost"
+        f"user aggregator on #{hashlib.sha256(password.encode()).hexdigest()}" in files["servers/users.acl"]
     )
+
+
+def test_a_learner_gets_new_passwords_and_keeps_its_runs_until_it_is_revoked(tmp_path: Path) -> None:
+    def grant(*words: str) -> str:
+        command = [sys.executable, ROOT / "docker" / "grant", *words, "--servers", tmp_path]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def files() -> list[str]:
+        return [(tmp_path / name).read_text() for name in ("users.acl", "s3.json")]
+
+    first = grant("learner", "ada", "run-1")
+    second = grant("creator", "ada", "run-2")
+
+    assert len(set(first.splitlines()) & set(second.splitlines())) == 4  # all but the two with a password
+    (line,) = [line for line in files()[0].splitlines() if line.startswith("user ada ")]
+    assert "deltapost:{run-1}:members" in line
+    assert "deltapost:{run-2}:members" in line
+    (identity,) = json.loads(files()[1])["identities"]
+    assert identity["policyNames"] == ["learner-run-1", "learner-run-2", "creator-run-2"]
+    before = files()
+    for refused in (
+        ("learner", "aggregator", "run-1"),
+        ("learner", "Ada", "run-1"),
+        ("learner", "bob"),
+        ("x",),
+    ):
+        with pytest.raises(subprocess.CalledProcessError):
+            grant(*refused)
+    assert files() == before
+
+    grant("revoke", "ada")
+
+    assert "user ada " not in files()[0]
+    (identity,) = json.loads(files()[1])["identities"]
+    assert identity["policyNames"] == []
+    assert identity["credentials"][0]["secretKey"] not in first + second
