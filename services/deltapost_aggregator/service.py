@@ -27,6 +27,7 @@ from deltapost.stores.probe import probe
 from deltapost.streams import open_log
 from deltapost_aggregator.context import RunContext, Services
 from deltapost_aggregator.discovery import Discovery
+from deltapost_aggregator.eviction import EvictionCheck
 from deltapost_aggregator.fleet import Fleet
 from deltapost_aggregator.health import HealthServer
 from deltapost_aggregator.members import MembersReader
@@ -67,6 +68,7 @@ class AggregatorService:
         self._fleet = Fleet(services, self._pool)
         self._doorbell = Doorbell(self._pool, services.log, services.health)
         self._discovery = Discovery(services, self._serve)
+        self._eviction = EvictionCheck(services)
 
     def run(self) -> None:
         """Blocks until `stop` is called; then waits for the steps in progress and gives the leases back.
@@ -100,7 +102,7 @@ class AggregatorService:
         ]
         for thread in (*loops, *workers):
             thread.start()
-        self._loop("runs", lambda: self._discovery.step(settings.poll_seconds))
+        self._loop("runs", lambda: self._look_around(settings.poll_seconds))
         self._pool.stop()
         for thread in (*workers, *loops):
             thread.join(timeout=30)
@@ -114,6 +116,10 @@ class AggregatorService:
     def stop(self) -> None:
         """Asks every loop to end; `run` returns once they have."""
         self._stop.set()
+
+    def _look_around(self, wait_seconds: float) -> None:
+        self._eviction.step()
+        self._discovery.step(wait_seconds)
 
     def _serve(self, plan: RunPlan) -> None:
         """Starts serving the run, once everything it needs is there."""

@@ -157,6 +157,12 @@ class RedisLog:
         with self._reported("PING", "the server"):
             self._client.ping()
 
+    def eviction_policy(self) -> str | None:
+        """What the server does when its memory is full; None when it does not say. Needs INFO in an ACL."""
+        with self._reported("INFO", "memory"):
+            policy: str | None = self._client.info("memory").get("maxmemory_policy")
+            return policy
+
     def close(self) -> None:
         self._client.close()
 
@@ -174,7 +180,10 @@ class RedisLog:
             reason = str(error)
             if isinstance(error, _TRANSIENT) or reason.startswith(_TRANSIENT_WORDS):
                 raise StreamUnavailable(
-                    f"{self._shown} cannot serve {verb} of {what!r} now: {reason}"
+                    f"{self._shown} cannot serve {verb} of {what!r} now: {reason}",
+                    hint="free memory there or raise its maxmemory; the run goes on by itself"
+                    if isinstance(error, OutOfMemoryError)
+                    else None,
                 ) from error
             raise StreamError(f"{self._shown} refused {verb} of {what!r}: {reason}") from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
