@@ -2,13 +2,13 @@
 
 pytest_plugins = [
     "fixtures.certificates",
-    "fixtures.fleet",
     "fixtures.playing",
     "fixtures.postgres",
     "fixtures.processes",
     "fixtures.s3",
     "fixtures.seaweed",
     "fixtures.served",
+    "fixtures.fleet",
     "fixtures.training",
     "fixtures.valkey",
     "fixtures.rights",  # last: it imports from those before it

@@ -107,6 +107,7 @@ def records(served: Served, head: int) -> list[bytes]:
     return [served.store.get(record_key("tiny", 0, version)).data for version in range(1, head + 1)]
 
 
+@pytest.mark.slow
 def test_a_database_that_is_emptied_mid_run_is_filled_from_the_bucket_and_forks_nothing(
     on_either: Served,
 ) -> None:

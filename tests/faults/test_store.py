@@ -52,7 +52,7 @@ CALLS = (
     ("GET", "deltas"), ("GET", "anchors"), ("GET", "records"), ("GET", "attestations"),
     ("PUT", "anchors"), ("PUT", "outer"), ("PUT", "updates"), ("PUT", "records"), ("PUT", "attestations"),
 )  # fmt: skip
-SAMPLED = {("500", "PUT", "records"), ("loses-replies", "PUT", "attestations"), ("503", "GET", "deltas")}
+SAMPLED = {("500", "PUT", "records"), ("loses-replies", "PUT", "attestations")}
 
 
 def matrix() -> list[ParameterSet]:
