@@ -102,6 +102,11 @@ LEARNER_LEASE_SECONDS: Final = 30.0
 MAX_ENVELOPES_PER_VERSION: Final = 64
 MAX_DENSE_SIZES_PER_VERSION: Final = 8
 
+#: Bytes of the envelopes that one record lists or merges: with what it adds to each, and the counts of who is
+#: over quota, it stays below MAX_DOCUMENT_BYTES. Made-up learners could keep a round from closing otherwise.
+#: The last third is for learners that have posted nothing yet.
+MAX_LISTED_BYTES: Final = 6 * 1024 * 1024
+
 #: Starts of an owner that may end in the reading of one entry before it is skipped: operators and kernels
 #: kill processes too, but not five times at the same entry.
 MAX_STARTS_AT_ENTRY: Final = 5

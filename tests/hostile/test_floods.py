@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from deltapost.algorithms import sealing
 from deltapost.errors import StoreUnavailable
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.tables import ContributionRow
@@ -245,3 +246,27 @@ def test_a_failing_key_holds_up_nothing_before_it(pipeline: Pipeline) -> None:
         pipeline.worker().step(0.0)
 
     assert pipeline.verdict(accepted) == "accepted"
+
+
+def test_made_up_learners_cannot_make_a_record_too_large_to_be_written(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each within its own quota, together past what a document may hold: no round would close any more."""
+    honest = [pipeline.post(learner, arrays(number + 1)) for number, learner in enumerate(LEARNERS[:2])]
+    room = 60 * len(honest[0].frame)
+    monkeypatch.setattr(sealing, "MAX_LISTED_BYTES", room)
+    for number in range(10):
+        pipeline.register(f"sybil-{number}")
+        for envelope in range(20):
+            pipeline.append(forged(pipeline, envelope, learner=f"sybil-{number}"))
+    worker = pipeline.worker()
+    pipeline.settle(worker)
+    worker.stop()
+    pipeline.post(LEARNERS[2], arrays(3))  # its first still has room, and after a restart too
+
+    pipeline.run_to(1, pipeline.worker())
+
+    record = pipeline.record(1)
+    assert [p.learner for p in record.participants] == sorted(LEARNERS)
+    assert len(record.to_bytes()) < 2 * room
+    assert sum(record.over_quota.values()) > 140

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from deltapost.algorithms import RoundResult
 from deltapost.algorithms.admission import judge_counters
 from deltapost.algorithms.diloco import DiLoCo
-from deltapost.limits import MAX_ENVELOPES_PER_VERSION
+from deltapost.limits import MAX_ENVELOPES_PER_VERSION, MAX_LISTED_BYTES
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.messages import ContributionMessage, SignedMessage
 from deltapost.serialization.records import Answer, Claim, Manifest, MergedClaim, Record, SealContent
@@ -86,6 +86,8 @@ class OpenRound:
     #: Unanswered envelopes and their payloads' bytes by learner, for the quota.
     posted: dict[str, int] = field(default_factory=dict)
     posted_bytes: dict[str, int] = field(default_factory=dict)
+    #: Bytes of the frames of all of them: what the round's record will have to hold.
+    listed_bytes: int = 0
 
     def judge(
         self,
@@ -108,7 +110,7 @@ class OpenRound:
         fixed = envelope in self.fixed
         if earlier is not None and (fixed or not redecide or earlier not in REDECIDED):
             return Repeated(entry_id, signed, earlier, provisional=not fixed)
-        if earlier is None and self._over_quota(message, max_posted_bytes):
+        if earlier is None and self._over_quota(message, len(signed.frame), max_posted_bytes):
             return Uncounted(entry_id, "over_quota", message.learner)
         if message.version > self.head:
             return NeedsProbe()
@@ -132,14 +134,18 @@ class OpenRound:
             return Judged(entry_id, signed, "conflict", f"envelope {taken.hex()[:16]}… was accepted before")
         return NeedsPayload()
 
-    def _over_quota(self, message: ContributionMessage, max_posted_bytes: int) -> bool:
+    def _over_quota(self, message: ContributionMessage, frame_bytes: int, max_posted_bytes: int) -> bool:
+        room = MAX_LISTED_BYTES if message.learner not in self.posted else 2 * MAX_LISTED_BYTES // 3
+        if self.listed_bytes + frame_bytes > room:
+            return True
         bytes_after = self.posted_bytes.get(message.learner, 0) + message.payload.size
         return (
             self.posted.get(message.learner, 0) >= MAX_ENVELOPES_PER_VERSION or bytes_after > max_posted_bytes
         )
 
-    def post(self, learner: str, payload_bytes: int) -> None:
-        """Counts an unanswered envelope against its learner's quota."""
+    def post(self, learner: str, payload_bytes: int, frame_bytes: int) -> None:
+        """Counts an unanswered envelope against its learner's quota, and the round's."""
+        self.listed_bytes += frame_bytes
         self.posted[learner] = self.posted.get(learner, 0) + 1
         self.posted_bytes[learner] = self.posted_bytes.get(learner, 0) + payload_bytes
 
@@ -148,7 +154,7 @@ class OpenRound:
         if isinstance(decision, Judged):
             envelope, learner = decision.signed.sha256, decision.message.learner
             if envelope not in self.known:
-                self.post(learner, decision.message.payload.size)
+                self.post(learner, decision.message.payload.size, len(decision.signed.frame))
             self.known[envelope] = decision.verdict
             if decision.verdict == "accepted":
                 self.slots[learner] = envelope

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from deltapost.algorithms.sealing import Decision, Judged, OpenRound, Repeated, Uncounted
 from deltapost.ledger.engine import Ledger
@@ -34,6 +34,7 @@ def open_round(
                 ContributionRow.version,
                 ContributionRow.verdict,
                 ContributionRow.payload_size,
+                func.length(ContributionRow.message),
             ).where(
                 ContributionRow.run == run,
                 ContributionRow.fragment == fragment,
@@ -53,9 +54,9 @@ def open_round(
             else []
         )
     view = OpenRound(head)
-    for envelope, learner, version, verdict, payload_size in unanswered:
+    for envelope, learner, version, verdict, payload_size, frame_bytes in unanswered:
         view.known[envelope] = verdict
-        view.post(learner, payload_size or 0)
+        view.post(learner, payload_size or 0, frame_bytes or 0)
         if verdict == "accepted" and version == head:
             view.slots[learner] = envelope
     for envelope, verdict in answered:
