@@ -19,6 +19,7 @@ DOCUMENT_BOUND = 24 * MAX_DOCUMENT_BYTES / MIB
 DOCUMENTS = {"record_of_nested_texts", "the_largest_record"}
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", ["attacks_on_reading.py", "attacks_on_services.py"])
 def test_no_attack_takes_more_memory_than_it_may(program: str) -> None:
     measured = peaks(HERE / program)
