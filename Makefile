@@ -16,7 +16,11 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help venv demo test test-all sim lint check bench-liars up down learner migrate constraints clean
+=======
+.PHONY: help venv demo test test-all lint check bench-liars bench-takeover load soak up down migrate constraints clean
+>>>>>>> 792703b (make bench-takeover, make load, make soak: real processes, real servers, simulated learners)
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +48,15 @@ check: lint test ## What a change has to pass before it is committed.
 
 bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/liars.py $(ARGS)
+
+bench-takeover: $(DEV_STAMP) ## Two aggregators beside one, and one of them killed. ARGS="--record" keeps the result.
+	@$(BIN)/python benchmarks/takeover.py $(ARGS)
+
+load: $(DEV_STAMP) ## Five minutes of a thousand learners on real servers. ARGS="--record load" keeps the result.
+	@$(BIN)/python benchmarks/load.py $(ARGS)
+
+soak: $(DEV_STAMP) ## The same for two hours.
+	@$(BIN)/python benchmarks/load.py --minutes 120 $(ARGS)
 
 up: ## Starts Valkey, an S3 server, Postgres, aggregator and ledger in containers.
 	$(COMPOSE) up --build --detach --wait

@@ -10,28 +10,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import shlex
-import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from facts import RECORDS, where
 from liars_rounds import ATTACKS, HONEST, LIARS, Bench, Task
 from rich.console import Console
 from rich.table import Table
 
 from deltapost.algorithms.diloco import Median, Merge, NormClipped, Rda, TrimmedMean, WeightedMean
 
-RECORDS = Path(__file__).parent / "records"
 #: Parts of the reference loss that a rule may lose and still count as withstanding an attack.
 MARGIN = 0.05
 NO_LIARS = "no liars"
@@ -115,34 +109,6 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def where() -> dict[str, Any]:
-    """What a record says of the machine, the code and the command."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], capture_output=True, text=True, cwd=RECORDS.parent, check=False
-        )
-        return done.stdout.strip()
-
-    return {
-        "commit": git("rev-parse", "HEAD"),
-        "changed_files": len(git("status", "--porcelain", "--untracked-files=no").splitlines()),
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "command": f"make bench-liars ARGS={shlex.quote(shlex.join(sys.argv[1:]))}",
-    }
-
-
-def _processor() -> str:
-    """The processor's name as Linux tells it, else what Python knows."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each cell.")] = Task.rounds,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps of each round.")] = Task.steps,
@@ -151,7 +117,7 @@ def main(
     record: Annotated[bool, typer.Option("--record", help=f"Write it to {RECORDS.name}/.")] = False,
 ) -> None:
     """Two liars of eight against every merge rule, on the demo's task. Progress goes to stderr."""
-    task, began, facts = Task(rounds=rounds, steps=steps), time.monotonic(), where()
+    task, began, facts = Task(rounds=rounds, steps=steps), time.monotonic(), where("bench-liars")
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         groups = pool.map(run_group, GROUPS, [task] * len(GROUPS))
         cells = [cell for group in groups for cell in group]
@@ -159,6 +125,7 @@ def main(
     result = {
         "benchmark": "liars",
         **facts,
+        "torch": torch.__version__,
         "seconds": round(time.monotonic() - began, 1),
         "honest": HONEST,
         "liars": LIARS,

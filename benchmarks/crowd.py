@@ -1,0 +1,160 @@
+"""Simulated learners: what they post is real (signed, uploaded, appended), what they trained is not."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from deltapost.adapters.native import ArrayModel
+from deltapost.algorithms.diloco import DiLoCo
+from deltapost.algorithms.partition import ByBytes
+from deltapost.algorithms.plan import RunPlan
+from deltapost.learner.creating import create_run
+from deltapost.serialization import TensorBytes, pack
+from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.messages import (
+    AliveMessage,
+    CommitMessage,
+    ContributionMessage,
+    JoinMessage,
+    LeaveMessage,
+    PassMessage,
+    RunMessage,
+    read_message,
+    sign_message,
+)
+from deltapost.serialization.names import (
+    RUNS_STREAM,
+    commits_stream,
+    delta_key,
+    envelope_stream,
+    learner_key,
+    members_stream,
+)
+from deltapost.serialization.signing import SigningKey
+from deltapost.stores import ObjectStore
+from deltapost.streams import START, MessageLog, position_key
+
+RUN = "bench"
+AGGREGATOR_KEY = SigningKey(hashlib.sha256(b"aggregator").digest())
+
+
+def _key(name: str) -> SigningKey:
+    return SigningKey(hashlib.sha256(name.encode()).digest())
+
+
+class Crowd:
+    """A run with its learners, all of them in this process."""
+
+    def __init__(
+        self, store: ObjectStore, log: MessageLog, config: DiLoCo, *, learners: int, parameters: int
+    ) -> None:
+        self.store, self.log, self.config = store, log, config
+        shapes = {f"p{number:04d}": (parameters,) for number in range(config.fragments)}
+        self._random = np.random.default_rng(0)
+        model = ArrayModel({name: self._numbers(shape) for name, shape in shapes.items()})
+        self.plan: RunPlan = create_run(
+            store,
+            RUN,
+            model,
+            config,
+            _key("creator"),
+            partition=ByBytes(),
+            aggregator_key=AGGREGATOR_KEY.public,
+        )
+        self.learners = [f"learner-{number:04d}" for number in range(learners)]
+        self.keys = {learner: _key(learner) for learner in self.learners}
+        self.versions = [0] * config.fragments
+        self.announced: dict[tuple[int, int], float] = {}
+        #: Envelopes posted, by hash: fragment and entry id.
+        self.posted: dict[bytes, tuple[int, str]] = {}
+        self._counters: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._position = START
+
+    def _numbers(self, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return self._random.standard_normal(shape, dtype=np.float32)
+
+    def register(self) -> None:
+        """Keys into the bucket, everybody joins, the run is announced."""
+        for learner in self.learners:
+            self.store.put(learner_key(RUN, learner), self.keys[learner].public)
+            self.say(learner, JoinMessage)
+        first = self.keys[self.learners[0]]
+        message = RunMessage(run=RUN, manifest=self.plan.manifest_sha256, public_key=first.public)
+        self.log.append(RUNS_STREAM, sign_message(message, first).frame)
+
+    def say(self, learner: str, kind: Callable[..., Any], **fields: Any) -> None:
+        """A member's message with its next counter."""
+        with self._lock:
+            counter = self._counters.get(learner, -1) + 1
+            self._counters[learner] = counter
+        message = kind(run=RUN, learner=learner, session=1, counter=counter, **fields)
+        self.log.append(members_stream(RUN), sign_message(message, self.keys[learner]).frame)
+
+    def alive(self, learner: str) -> None:
+        self.say(learner, AliveMessage, local_step=self._counters[learner] + 1)
+
+    def leave(self, learner: str) -> None:
+        self.say(learner, LeaveMessage)
+
+    def passes(self, learner: str, fragment: int, version: int) -> None:
+        self.say(learner, PassMessage, fragment=fragment, version=version)
+
+    def publish(self, learner: str, fragment: int, version: int) -> None:
+        """Uploads a delta of its own and appends its envelope."""
+        payload = self._payload(learner, fragment, version)
+        reference = ObjectRef(sha256=hashlib.sha256(payload).digest(), size=len(payload))
+        message = ContributionMessage(
+            run=RUN,
+            learner=learner,
+            fragment=fragment,
+            version=version,
+            payload=reference,
+            local_step=version + 1,
+            steps=1,
+            tokens=1_000,
+            step_seconds=1.0,
+            loss=2.5,
+        )
+        signed = sign_message(message, self.keys[learner])
+        key = delta_key(RUN, learner, fragment, version, reference.sha256)
+        self.store.put(key, payload, metadata={"envelope": base64.b64encode(signed.frame).decode()})
+        entry = self.log.append(envelope_stream(RUN, fragment), signed.frame)
+        with self._lock:
+            self.posted[signed.sha256] = (fragment, entry)
+
+    def _payload(self, learner: str, fragment: int, version: int) -> bytes:
+        (spec,) = self.plan.specs(fragment)
+        seed = hashlib.sha256(f"{learner}/{fragment}/{version}".encode()).digest()
+        numbers = np.random.default_rng(int.from_bytes(seed[:8])).standard_normal(spec.shape, np.float32)
+        return pack({spec.name: TensorBytes("F32", spec.shape, numbers.tobytes())})
+
+    def follow(self, wait_seconds: float) -> list[tuple[int, int]]:
+        """Reads announced commits; returns fragment and version of those that are new."""
+        found = []
+        for entry in self.log.read(
+            commits_stream(RUN), self._position, limit=1_000, wait_seconds=wait_seconds
+        ):
+            self._position = entry.id
+            message = read_message(entry.data or b"").message
+            if isinstance(message, CommitMessage) and message.version > self.versions[message.fragment]:
+                self.versions[message.fragment] = message.version
+                self.announced[message.fragment, message.version] = position_key(entry.id)[0] / 1_000
+                found.append((message.fragment, message.version))
+        return found
+
+
+def until(there: Callable[[], bool], what: str, *, seconds: float) -> None:
+    """Waits until `there()`; raises TimeoutError, which names `what`."""
+    deadline = time.monotonic() + seconds
+    while not there():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen within {seconds} s")
+        time.sleep(0.05)
