@@ -59,8 +59,7 @@ def upsert(
     if count is not None:
         values[count] = inspect(table).columns[count] + 1
     statement = statement.on_conflict_do_update(index_elements=_key(table), set_=values)
-    for row in rows:
-        session.execute(statement, [dict(row)])
+    session.execute(statement, [dict(row) for row in rows])  # one row after another, in their order
 
 
 def add_counts(session: Session, table: type[Base], rows: Sequence[Row]) -> None:
