@@ -117,3 +117,9 @@ MAX_COMMITS_ENTRIES: Final = 10_000
 
 #: Bytes of one part of a multipart upload: S3 allows 10,000 parts, R2 needs all but the last to be equal.
 UPLOAD_PART_BYTES: Final = 64 * 1024 * 1024
+
+#: Seconds without a new part after which an upload belongs to no running put: one part takes minutes.
+ABANDONED_UPLOAD_SECONDS: Final = 86_400.0
+
+#: Seconds between two passes of garbage collection: about three listings a pass, and one for each learner.
+GARBAGE_SECONDS: Final = 600.0

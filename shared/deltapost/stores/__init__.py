@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Blob", "ObjectInfo", "ObjectStore", "open_store"]
+__all__ = ["Blob", "ObjectInfo", "ObjectStore", "UnfinishedUpload", "UploadsStore", "open_store"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,32 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Removes the object; nothing happens when there is none."""
+
+
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """The parts of an object that was never completed. `key` is None where the store does not know it.
+
+    `idle_seconds`: since the last of its parts was written, by the store's own clock.
+    """
+
+    key: str | None
+    upload: str
+    idle_seconds: float
+
+
+@runtime_checkable
+class UploadsStore(Protocol):
+    """What a store also does if a killed put leaves something behind in it: billed, and in no listing."""
+
+    def unfinished(self, prefix: str, *, idle_seconds: float) -> Iterator[UnfinishedUpload]:
+        """Uploads to keys that start with `prefix`, in which nothing was written for `idle_seconds`.
+
+        Those whose key the store does not know are listed whatever the prefix.
+        """
+
+    def abort(self, upload: UnfinishedUpload) -> None:
+        """Removes the parts; nothing happens when there are none. A put that still goes on starts anew."""
 
 
 def open_store(url: str, **options: object) -> ObjectStore:

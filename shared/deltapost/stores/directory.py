@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltapost.errors import AccessDenied, ObjectConflict, ObjectMissing, StoreError, StoreUnavailable
-from deltapost.stores import Blob, ObjectInfo
+from deltapost.stores import Blob, ObjectInfo, UnfinishedUpload
 from deltapost.stores.keys import check_key, check_metadata, check_prefix, check_range, conflict
 
 #: Where temporary files and metadata lie; no key can begin with a dot.
@@ -105,6 +105,21 @@ class DirectoryStore:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     if not os.path.isdir(stale):
                         os.unlink(stale)
+
+    def unfinished(self, prefix: str, *, idle_seconds: float) -> Iterator[UnfinishedUpload]:
+        check_prefix(prefix)
+        with _reported(self._temporary):
+            entries = sorted(os.scandir(self._temporary), key=lambda entry: entry.name)
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                idle = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if idle >= idle_seconds:
+                    yield UnfinishedUpload(None, entry.name, idle)
+
+    def abort(self, upload: UnfinishedUpload) -> None:
+        path = os.path.join(self._temporary, os.path.basename(upload.upload))
+        with _reported(path), contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
     def _path(self, key: str) -> str:
         path = os.path.join(self._root, check_key(key))

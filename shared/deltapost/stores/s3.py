@@ -13,7 +13,7 @@ Failure modes. Time-outs, 429, 5xx and lost connections, after boto3's own attem
 AccessDenied; of a read NotReadable, for without the right to list, S3 says that of missing objects too. A
 missing bucket: StoreError
 (HEAD has no body to say so, and reads as ObjectMissing). A failed upload's parts are aborted; after kill -9
-they stay until somebody aborts them, as a bucket's life-cycle rule does.
+they stay until somebody aborts them: `unfinished` and `abort`, or a bucket's life-cycle rule.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from deltapost.errors import NotReadable, ObjectMissing, StoreUnavailable
-from deltapost.stores import Blob, ObjectInfo
+from deltapost.stores import Blob, ObjectInfo, UnfinishedUpload
 from deltapost.stores.keys import check_key, check_metadata, check_prefix, check_range, conflict
 from deltapost.stores.s3_client import s3_client  # first: it says which extra is missing
 from deltapost.stores.s3_errors import PastTheEnd, RequestFailure, WriteRefused, translate
@@ -98,6 +100,44 @@ class S3Store:
         target = self._target(key)
         with contextlib.suppress(ObjectMissing), self._reported("delete", key):
             s3_client(self._settings).delete_object(**target)
+
+    def unfinished(self, prefix: str, *, idle_seconds: float) -> Iterator[UnfinishedUpload]:
+        check_prefix(prefix)
+        client, wanted = s3_client(self._settings), self._prefix + prefix
+        pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=wanted)
+        with self._reported("list uploads", prefix):
+            found = [
+                (upload, _server_time(page, upload["Initiated"]))
+                for page in pages
+                for upload in page.get("Uploads", ())
+                if upload["Key"].startswith(wanted)
+            ]
+        for upload, now in sorted(found, key=lambda item: (item[0]["Key"], item[0]["UploadId"])):
+            key, name = upload["Key"].removeprefix(self._prefix), upload["UploadId"]
+            idle = (now - upload["Initiated"]).total_seconds()
+            if idle >= idle_seconds:  # old; but a slow one is alive as long as parts still come
+                idle = min(idle, self._since_last_part(key, name, idle))
+            if idle >= idle_seconds:
+                yield UnfinishedUpload(key, name, idle)
+
+    def abort(self, upload: UnfinishedUpload) -> None:
+        target = self._target(upload.key or "")
+        with contextlib.suppress(WriteRefused, ObjectMissing), self._reported("abort", upload.key or ""):
+            s3_client(self._settings).abort_multipart_upload(**target, UploadId=upload.upload)
+
+    def _since_last_part(self, key: str, upload: str, otherwise: float) -> float:
+        """Seconds, by the server's clock, since a part of the upload was written; 0.0 when it just ended."""
+        pages = s3_client(self._settings).get_paginator("list_parts")
+        newest: float = otherwise
+        try:
+            with self._reported("list parts", key):
+                for page in pages.paginate(**self._target(key), UploadId=upload):
+                    for part in page.get("Parts", ()):
+                        now = _server_time(page, part["LastModified"])
+                        newest = min(newest, (now - part["LastModified"]).total_seconds())
+        except (WriteRefused, ObjectMissing):  # completed or aborted meanwhile
+            return 0.0
+        return newest
 
     def _target(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
@@ -184,6 +224,12 @@ class S3Store:
         except RequestFailure as error:
             doing = f"{verb} of s3://{self._bucket}/{self._prefix}{key}"
             raise translate(error, doing, key, reading=verb in ("read", "head")) from error
+
+
+def _server_time(reply: dict[str, Any], otherwise: datetime) -> datetime:
+    """When the server answered, by its own clock; `otherwise` where it does not say: nothing is old then."""
+    said = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return parsedate_to_datetime(said) if said else otherwise
 
 
 def _metadata(reply: dict[str, Any]) -> dict[str, str]:
