@@ -10,6 +10,7 @@ credentials are raised everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ LONGEST_WALK = 64
 #: Records between the one last seen and the newest that a learner which comes back reads, to check their
 #: chain: some ten seconds of small requests. After a longer absence the newest one's signature speaks alone.
 LONGEST_CHECK = 1_024
+
+#: What a store says of an object that retention let go; without LIST rights, 403.
+_GONE = (ObjectMissing, NotReadable)
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,13 @@ class Follower:
             if record is not None and attested_by is not None:
                 if seen:
                     self._check_chain(record, seen, seen_record)
-                anchor, bytes_read = self._anchor(fragment, [record])
+                try:
+                    anchor, bytes_read = self._anchor(fragment, [record])
+                except _GONE:
+                    if self._record(fragment, newest + 1) is None:
+                        raise
+                    newest = self._newest_version(fragment, newest)  # retention let it go meanwhile
+                    continue
                 return Commit(fragment, newest, anchor, (record,), bytes_read, attested_by)
             newest -= 1  # a record that nobody has attested yet is not to be followed yet
         if seen:
@@ -145,22 +155,29 @@ class Follower:
         return self.genesis(fragment)
 
     def next_commit(self, fragment: int) -> Commit | None:
-        """The newest attested version above the one seen, each record between verified; None: no news."""
+        """The newest attested version above the one seen, each record between verified; None: no news.
+
+        A learner that is far behind stops at every LONGEST_WALK versions, where the anchor is still kept.
+        """
         seen, previous = self._newest[fragment]
         records: list[Record] = []
         for record in self._records_from(fragment, seen + 1):
             _check_link(record, previous)
             records.append(record)
             previous = record.sha256
-            if len(records) >= LONGEST_WALK:
-                break
-        while records:
-            attested_by = self._attest(records[-1])
+            if len(records) % LONGEST_WALK == 0:
+                with contextlib.suppress(*_GONE):  # retention let that anchor go: a later one is kept
+                    return self._commit(fragment, records)
+        return self._commit(fragment, records)
+
+    def _commit(self, fragment: int, records: list[Record]) -> Commit | None:
+        """The commit of the newest of these records that is attested; None when none is."""
+        for count in range(len(records), 0, -1):
+            attested_by = self._attest(records[count - 1])
             if attested_by is not None:
-                anchor, bytes_read = self._anchor(fragment, records)
-                version = records[-1].version
-                return Commit(fragment, version, anchor, tuple(records), bytes_read, attested_by)
-            records.pop()
+                walked = records[:count]
+                anchor, bytes_read = self._anchor(fragment, walked)
+                return Commit(fragment, walked[-1].version, anchor, tuple(walked), bytes_read, attested_by)
         return None
 
     def record_of_base(self, fragment: int, base: int) -> Record | None:
@@ -239,7 +256,10 @@ class Follower:
     def _anchor(self, fragment: int, records: list[Record]) -> tuple[Mapping[str, TensorBytes], int]:
         """The anchor of the last record and the bytes it took to get it."""
         target = records[-1]
-        chained = self._chain(fragment, records)
+        try:
+            chained = self._chain(fragment, records)
+        except _GONE:  # retention let an update go: the anchor is kept
+            chained = None
         if chained is not None:
             return chained
         key = anchor_key(self._plan.run, fragment, target.base, target.anchor.sha256)
