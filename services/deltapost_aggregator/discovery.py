@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deltapost.algorithms.plan import RunPlan
+from deltapost.audit.history import BucketHistory
 from deltapost.errors import (
     ConfigurationError,
     DeltapostError,
@@ -21,7 +22,7 @@ from deltapost.errors import (
     StoreError,
 )
 from deltapost.events import events
-from deltapost.ledger import runs
+from deltapost.ledger import completing, runs
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.messages import RunMessage, read_message
 from deltapost.serialization.names import RUNS_STREAM, aggregator_object_key, manifest_key
@@ -115,7 +116,10 @@ class Discovery:
         """A database that was made anew, or is an older copy, gets back the runs that are served here."""
         missing = self._served.keys() - runs.names(self._services.ledger) if self._served else set()
         for run in sorted(missing):
-            runs.admit(self._services.ledger, self._served[run])
+            manifest = self._served[run]
+            learners = BucketHistory(self._services.store, manifest, self._services.key.public).learners()
+            runs.admit(self._services.ledger, manifest)
+            completing.add_learners(self._services.ledger, run, learners)
             logger.warning("run_indexed_again", extra={"run": run})
 
     def _want(self, run: str, indexed: bytes | None, *, announced: bool = True) -> None:

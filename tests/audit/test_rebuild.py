@@ -10,7 +10,7 @@ from sqlalchemy import delete, select
 
 from deltapost.audit.rebuild import Rebuilt, rebuild
 from deltapost.errors import ObjectMissing, RunMismatch
-from deltapost.ledger import leases, runs
+from deltapost.ledger import leases, registry, runs
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.tables import ContributionRow, FragmentRow, LearnerRow, ParticipantRow, RoundRow
 from deltapost.serialization.names import (
@@ -22,6 +22,7 @@ from deltapost.serialization.names import (
     record_key,
 )
 from deltapost.serialization.records import Attestation, Manifest
+from deltapost.stores.registry import register
 from fixtures.histories import FRAGMENTS, ROUNDS, ScriptedRun, copy, history, restore, sequence
 from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays, learner_signing_key
 
@@ -119,6 +120,18 @@ def test_a_rebuilt_learner_counts_from_the_first_version_it_was_answered_at(play
     with pipeline.ledger.read() as session:
         found = {row.learner: row.first_version for row in session.scalars(select(LearnerRow))}
     assert found == {**dict.fromkeys((*LEARNERS, "mallory"), 0), "newcomer": ROUNDS}
+
+
+def test_registered_keys_are_there_again(played: ScriptedRun) -> None:
+    pipeline, creator = played.pipeline, learner_signing_key("creator")
+    manifest, new = pipeline.plan.manifest, learner_signing_key("new ada").public
+    register(pipeline.store, manifest, creator, "rotate", "ada", new, from_version=9)
+    register(pipeline.store, manifest, creator, "revoke", "ada", None, from_version=9)
+    restore(pipeline.ledger, {})
+
+    assert again(pipeline).stopped is None
+    assert again(pipeline).stopped is None
+    assert registry.load(pipeline.ledger, pipeline.plan.manifest).number == 2
 
 
 def test_the_ledger_keeps_what_it_has_and_gets_what_it_lacks(

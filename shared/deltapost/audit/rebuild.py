@@ -34,7 +34,7 @@ from sqlalchemy import select
 from deltapost.audit.history import Attested, BucketHistory, Unattested
 from deltapost.errors import HistoryError, LeaseLost, MalformedMessage, ObjectMissing, SignatureRefused
 from deltapost.events import events
-from deltapost.ledger import completing, leases, rounds, runs
+from deltapost.ledger import completing, leases, registry, rounds, runs
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.tables import FragmentRow
@@ -43,6 +43,7 @@ from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import anchor_key, outer_key, record_key
 from deltapost.serialization.records import Record
 from deltapost.stores import ObjectStore
+from deltapost.stores.registry import entries_after
 
 logger = events(__name__)
 
@@ -171,6 +172,7 @@ class _Rebuild:
                     leases.release(self._ledger, walk.lease)
         learners = 0
         try:
+            self._index_registry()
             learners = completing.add_learners(self._ledger, self._history.run, self._history.learners())
         except _Contradiction as error:
             stopped = stopped or str(error)
@@ -187,6 +189,13 @@ class _Rebuild:
             extra={"run": rebuilt.run, "rounds": rebuilt.added, "learners": learners, "stopped": stopped},
         )
         return rebuilt
+
+    def _index_registry(self) -> None:
+        """Writes the entries of learner keys that the ledger lacks, each verified against those before it."""
+        manifest = self._history.manifest
+        known = registry.load(self._ledger, manifest)
+        missing = entries_after(self._history.store, manifest, number=known.number, previous=known.head)
+        registry.index(self._ledger, manifest.run, list(missing))
 
     def _take_leases(self, pool: ThreadPoolExecutor) -> None:
         for fragment in range(self._history.fragments):

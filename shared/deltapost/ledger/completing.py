@@ -20,6 +20,7 @@ from deltapost.ledger.rounds import answer, next_sequence, participant_rows, rou
 from deltapost.ledger.tables import (
     ContributionRow,
     FragmentRow,
+    LearnerKeyRow,
     LearnerRow,
     ParticipantRow,
     RoundRow,
@@ -98,7 +99,8 @@ def add_learners(ledger: Ledger, run: str, public_keys: Mapping[str, bytes]) -> 
     with ledger.write() as session:
         rows = session.execute(select(LearnerRow.learner, LearnerRow.public_key).where(LearnerRow.run == run))
         known = {row.learner: row.public_key for row in rows}
-        for learner in sorted(known.keys() & public_keys.keys()):
+        registered = set(session.scalars(select(LearnerKeyRow.learner).where(LearnerKeyRow.run == run)))
+        for learner in sorted((known.keys() & public_keys.keys()) - registered):
             if known[learner] != public_keys[learner]:
                 raise HistoryError(
                     f"learner {learner!r} of run {run!r}: the ledger holds key "
