@@ -1,9 +1,9 @@
 """AggregatorService: the threads of an aggregator, and what keeps them going.
 
 However many runs and fragments there are, the threads are those of the pool and one each for runs, fleet,
-doorbell and health. A retryable failure of store, stream or ledger is waited out with back-off and shows in
-`/readyz`; any other error of a fragment is logged, shown and tried again more slowly: one bad fragment or run
-never stops the others.
+doorbell, housekeeping and health. A retryable failure of store, stream or ledger is waited out with back-off
+and shows in `/readyz`; any other error of a fragment is logged, shown and tried again more slowly: one bad
+fragment or run never stops the others.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from deltapost_aggregator.discovery import Discovery
 from deltapost_aggregator.eviction import EvictionCheck
 from deltapost_aggregator.fleet import Fleet
 from deltapost_aggregator.health import HealthServer
+from deltapost_aggregator.housekeeping import Housekeeping
 from deltapost_aggregator.members import MembersReader
 from deltapost_aggregator.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Doorbell, Mail, Next, Pool
 from deltapost_aggregator.settings import AggregatorSettings
@@ -67,6 +68,7 @@ class AggregatorService:
         self._pool = Pool(services.health)
         self._fleet = Fleet(services, self._pool)
         self._doorbell = Doorbell(self._pool, services.log, services.health)
+        self._housekeeping = Housekeeping(services)
         self._discovery = Discovery(services, self._serve)
         self._eviction = EvictionCheck(services)
 
@@ -94,6 +96,7 @@ class AggregatorService:
             for name, step in (
                 ("fleet", partial(self._fleet.step, wait)),
                 ("streams", partial(self._doorbell.step, settings.poll_seconds)),
+                ("housekeeping", partial(self._housekeeping.step, settings.poll_seconds)),
             )
         ]
         workers = [
@@ -126,6 +129,7 @@ class AggregatorService:
         context = RunContext(self.services, plan)
         self._pool.add(MembersTask(context, self._fleet, self._pool))
         self._fleet.serve(context)
+        self._housekeeping.serve(context)
 
     def _loop(self, name: str, step: Callable[[], object], *, once: bool = False) -> None:
         """Steps until `stop`, or with `once` until a step succeeds."""

@@ -8,12 +8,50 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, StringConstraints, field_validator
 
-from deltapost.limits import LEARNER_LEASE_SECONDS, LEASE_SECONDS, WORKER_THREADS
+from deltapost.algorithms.retention import Retain
+from deltapost.errors import ConfigurationError
+from deltapost.limits import (
+    ABANDONED_UPLOAD_SECONDS,
+    GARBAGE_SECONDS,
+    LEARNER_LEASE_SECONDS,
+    LEASE_SECONDS,
+    WORKER_THREADS,
+)
 from deltapost.serialization.names import ID_PATTERN
 from deltapost.settings import Settings
 
 
-class AggregatorSettings(Settings):
+class UpkeepSettings(Settings):
+    """What an aggregator and `deltapost gc` are both told of keeping a bucket."""
+
+    #: Longest wait for mail, in seconds: how soon an idle fragment looks for records others wrote.
+    poll_seconds: Annotated[float, Field(gt=0, le=30)] = 1.0
+    #: How long the inputs and states of rounds are kept: `rounds=K` or `days=D`; empty: for ever.
+    retain: str = ""
+    #: Seconds without a new part after which an upload that was never completed is aborted.
+    abandoned_upload_seconds: Annotated[float, Field(ge=3600)] = ABANDONED_UPLOAD_SECONDS
+
+    @field_validator("retain")
+    @classmethod
+    def _retention(cls, value: str) -> str:
+        if value.strip():
+            try:
+                Retain.parse(value)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        return value.strip()
+
+
+class CollectorSettings(UpkeepSettings):
+    """Settings of `deltapost gc`."""
+
+    store: str
+    ledger_url: SecretStr
+    #: Needed to let go of rounds only.
+    signing_key_file: str | None = None
+
+
+class AggregatorSettings(UpkeepSettings):
     """Settings of `deltapost aggregator`; each is `DELTAPOST_` and its name in capitals."""
 
     redis_url: SecretStr
@@ -33,10 +71,10 @@ class AggregatorSettings(Settings):
     learner_lease_seconds: Annotated[float, Field(gt=0, le=86_400)] = LEARNER_LEASE_SECONDS
     #: Threads that serve the fragments. Each closes one round at a time, which bounds the memory that takes.
     worker_threads: Annotated[int, Field(ge=1, le=64)] = WORKER_THREADS
-    #: Longest wait for mail, in seconds: how soon an idle fragment looks for records others wrote.
-    poll_seconds: Annotated[float, Field(gt=0, le=30)] = 1.0
     #: Bytes of payloads that this process keeps in memory between intake and close.
     payload_cache_bytes: Annotated[int, Field(ge=0)] = 1024**3
+    #: Seconds between two passes of garbage collection over a run's newest objects.
+    garbage_seconds: Annotated[float, Field(gt=0)] = GARBAGE_SECONDS
     #: Where `/healthz` and `/readyz` answer; port 0 turns them off.
     aggregator_health_host: str = "127.0.0.1"
     aggregator_health_port: Annotated[int, Field(ge=0, le=65535)] = 8801

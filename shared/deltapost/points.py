@@ -64,7 +64,10 @@ RECOVERY_POINTS: Final = (
     "stream.position_tx",
 )
 
-POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS)
+#: Passed for each object that is collected, beside the rounds.
+GARBAGE_POINTS: Final = ("gc.checked", "gc.delete_sent")
+
+POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS, *GARBAGE_POINTS)
 
 MODES: Final = ("kill", "stop", "lost")
 

@@ -23,13 +23,19 @@ from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.documents import Document
 from deltapost.serialization.names import (
     aggregator_object_key,
+    anchor_key,
     attestation_key,
+    delta_key,
     learner_key,
     manifest_key,
+    outer_key,
     parse_key,
     record_key,
+    retention_key,
+    update_key,
 )
 from deltapost.serialization.records import Attestation, Manifest, Observations, Record
+from deltapost.serialization.retention import Released, RetentionNote
 from deltapost.stores import ObjectStore
 
 D = TypeVar("D", bound=Document)
@@ -96,15 +102,49 @@ class BucketHistory:
     def learners(self) -> dict[str, bytes]:
         """Public key by learner id. Needs the right to list. Raises HistoryError: not 32 bytes."""
         found = {}
-        for info in self.store.list(learner_key(self.run, "x")[:-1]):
-            parsed = parse_key(info.key)
-            if parsed is None or parsed.area != "learners" or parsed.learner is None:
-                continue  # a stranger's object: no id of ours leads to it
-            data = self.store.get(info.key, length=33).data
-            if len(data) != 32:
-                raise HistoryError(f"the object {info.key!r} holds no public key of 32 bytes")
-            found[parsed.learner] = data
+        for learner in self.learner_ids():
+            key = learner_key(self.run, learner)
+            found[learner] = self.store.get(key, length=33).data
+            if len(found[learner]) != 32:
+                raise HistoryError(f"the object {key!r} holds no public key of 32 bytes")
         return found
+
+    def learner_ids(self) -> list[str]:
+        """The ids that have a key, in order. Needs the right to list."""
+        parsed = (parse_key(info.key) for info in self.store.list(learner_key(self.run, "x")[:-1]))
+        return [key.learner for key in parsed if key is not None and key.learner is not None]
+
+    def released(self, fragment: int) -> Released | None:
+        """What retention let go of the fragment, by its newest note; None: nothing. Needs the right to list.
+
+        Raises SignatureRefused for a note that the run's key did not sign, HistoryError for one of no record.
+        """
+        prefix = retention_key(self.run, fragment, 0).rpartition("/")[0] + "/"
+        keys = [info.key for info in self.store.list(prefix) if parse_key(info.key) is not None]
+        if not keys:
+            return None
+        note = _document(self.store, keys[-1], RetentionNote)
+        try:
+            released = note.verify(self.aggregator_key or b"")
+        except SignatureRefused as error:
+            raise SignatureRefused(f"the object {keys[-1]!r}: {error}") from None
+        self.check_released(released, keys[-1])
+        return released
+
+    def check_released(self, released: Released, key: str) -> None:
+        """Raises HistoryError unless the note under `key` is about a record of this run."""
+        found = self.read(released.fragment, released.through)
+        expected = (
+            self.run,
+            self.manifest_sha256,
+            retention_key(self.run, released.fragment, released.through),
+        )
+        if (
+            (released.run, released.manifest, key) != expected
+            or not isinstance(found, Attested)
+            or found.sha256 != released.record
+        ):
+            raise HistoryError(f"the object {key!r} lets go of a history that is not this run's")
 
     def read(self, fragment: int, version: int) -> Attested | Unattested | None:
         """The record of this version with its attestation; None: definitely no record.
@@ -147,6 +187,20 @@ class BucketHistory:
                 f"{record.previous.hex()[:16]}…, the one before it is {previous.hex()[:16]}…",
                 hint="one of the two was altered: compare both with a copy of the bucket",
             )
+
+
+def objects_of(record: Record) -> frozenset[str]:
+    """The keys of everything that the record names: its inputs and what it made."""
+    run, fragment, base = record.run, record.fragment, record.base
+    keys = {
+        delta_key(run, participant.learner, fragment, base, participant.payload.sha256)
+        for participant in record.participants
+    }
+    keys.add(anchor_key(run, fragment, base, record.anchor.sha256))
+    keys.add(outer_key(run, fragment, base, record.outer.sha256))
+    if record.update is not None:
+        keys.add(update_key(run, fragment, base, record.update.sha256))
+    return frozenset(keys)
 
 
 def _document(store: ObjectStore, key: str, kind: type[D]) -> D:

@@ -41,6 +41,12 @@ def aggregator(
         int | None,
         typer.Option(help="Port of /healthz and /readyz; 0: off. [DELTAPOST_AGGREGATOR_HEALTH_PORT]"),
     ] = None,
+    retain: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep the inputs and states of rounds=K or days=D; default: for ever. [DELTAPOST_RETAIN]"
+        ),
+    ] = None,
     log: Annotated[LogForm, typer.Option(help="Form of the log on stderr.")] = LogForm.text,
 ) -> None:
     """Serve runs: read envelopes, close rounds, commit anchors, keep the ledger.
@@ -63,6 +69,7 @@ def aggregator(
         aggregator_name=name,
         serve_runs=runs,
         aggregator_health_port=health_port,
+        retain=retain,
     )
     service = AggregatorService(open_services(settings))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltapost import __version__
-from deltapost.cli import aggregator, keys, learner, ledger
+from deltapost.cli import aggregator, gc, keys, learner, ledger
 from deltapost.cli.demo import command as demo
 from deltapost.errors import DeltapostError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("aggregator")(aggregator.aggregator)
 app.command("demo")(demo.demo)
+app.command("gc", epilog="Example: deltapost gc my-run --plan --store s3://bucket/runs")(gc.gc)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
 app.add_typer(learner.app, name="learner")

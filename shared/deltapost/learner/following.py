@@ -146,7 +146,8 @@ class Follower:
                 except _GONE:
                     if self._record(fragment, newest + 1) is None:
                         raise
-                    newest = self._newest_version(fragment, newest)  # retention let it go meanwhile
+                    # Retention let it go meanwhile.
+                    newest = newest_version(self._store, self._plan.run, fragment, newest)
                     continue
                 return Commit(fragment, newest, anchor, (record,), bytes_read, attested_by)
             newest -= 1  # a record that nobody has attested yet is not to be followed yet

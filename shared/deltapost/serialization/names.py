@@ -8,6 +8,7 @@ Keys below a store's prefix (`V`: the version a round *produces*; `B`: its *base
     RUN/deltas/LEARNER/FRAGMENT/B/SHA256
     RUN/anchors/FRAGMENT/B/SHA256      RUN/updates/FRAGMENT/B/SHA256      RUN/outer/FRAGMENT/B/SHA256
     RUN/records/FRAGMENT/V             RUN/attestations/FRAGMENT/V
+    RUN/retention/FRAGMENT/V           (what was let go on purpose, through version V)
     RUN/end
 
 Numbers are zero-padded, so that a listing is in order. A key that came from somebody else is only ever
@@ -28,6 +29,9 @@ _ID: Final = re.compile(ID_PATTERN)
 _FRAGMENT: Final = re.compile(r"[0-9]{4}")
 _VERSION: Final = re.compile(r"[0-9]{10}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+#: Base versions whose keys share all digits but the last two.
+BLOCK_VERSIONS: Final = 100
 
 RUNS_STREAM: Final = "deltapost:runs"
 
@@ -52,6 +56,10 @@ def _numbers(fragment: int, version: int) -> str:
     if not 0 <= fragment <= 9_999 or not 0 <= version <= 9_999_999_999:
         raise ValueError(f"fragment {fragment} or version {version} is out of range")
     return f"{fragment:04d}/{version:010d}"
+
+
+ObjectArea = Literal["deltas", "updates", "anchors", "outer"]
+OBJECT_AREAS: Final[tuple[ObjectArea, ...]] = ("deltas", "updates", "anchors", "outer")
 
 
 def manifest_key(run: str) -> str:
@@ -104,12 +112,25 @@ def outer_key(run: str, fragment: int, base: int, sha256: bytes) -> str:
     return f"{check_id('run', run)}/outer/{_numbers(fragment, base)}/{_digest(sha256)}"
 
 
+def block_prefix(run: str, area: ObjectArea, fragment: int, block: int, *, learner: str | None = None) -> str:
+    """What the keys of the objects of BLOCK_VERSIONS base versions begin with; deltas are one learner's."""
+    place = f"{check_id('run', run)}/{area}"
+    if area == "deltas":
+        place += f"/{check_id('learner', learner)}"
+    return f"{place}/{_numbers(fragment, block * BLOCK_VERSIONS)[:-2]}"
+
+
 def record_key(run: str, fragment: int, version: int) -> str:
     return f"{check_id('run', run)}/records/{_numbers(fragment, version)}"
 
 
 def attestation_key(run: str, fragment: int, version: int) -> str:
     return f"{check_id('run', run)}/attestations/{_numbers(fragment, version)}"
+
+
+def retention_key(run: str, fragment: int, through: int) -> str:
+    """Where the aggregators note that the objects of rounds through this version were let go."""
+    return f"{check_id('run', run)}/retention/{_numbers(fragment, through)}"
 
 
 def envelope_stream(run: str, fragment: int) -> str:
@@ -143,6 +164,7 @@ Area = Literal[
     "outer",
     "records",
     "attestations",
+    "retention",
 ]
 
 
@@ -181,7 +203,7 @@ def parse_key(key: str) -> ParsedKey | None:
             return ParsedKey("deltas", run, learner, *found)
         case ["anchors" | "updates" | "outer" as area, *numbers] if found := _object(numbers):
             return ParsedKey(area, run, None, *found)
-        case ["records" | "attestations" as area, fragment, version]:
+        case ["records" | "attestations" | "retention" as area, fragment, version]:
             if _FRAGMENT.fullmatch(fragment) and _VERSION.fullmatch(version):
                 return ParsedKey(area, run, None, int(fragment), int(version))
     return None

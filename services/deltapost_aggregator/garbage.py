@@ -1,0 +1,153 @@
+"""Garbage: which objects nobody needs, and their deletion; nothing that a record names, ever.
+
+The rule is a stable predicate over the bucket alone. An object of base version v may go only when the record
+of the round from v to v + 1 is there, attested by the run's key, and does not name it; or when a retention
+note that the key signed covers it. Records and notes are create-once, so what is true once stays true: a late
+delete, a second one, or one by a process that was stopped in between and whose ledger was restored meanwhile,
+takes nothing that is needed. No record (a definite 404), or one that nobody attested: the object stays.
+
+That also covers the orphans of learners that were killed between upload and envelope, the inputs of a seal
+that lost, and what a killed close had uploaded. Keys that `parse_key` does not know are only reported.
+
+Failure modes. A bucket that does not answer, or contradicts itself, stops it: raised, and nothing more is
+deleted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from deltapost.audit.history import Attested, BucketHistory, objects_of
+from deltapost.points import Reach, nothing
+from deltapost.serialization.names import OBJECT_AREAS, ParsedKey, parse_key
+from deltapost.serialization.retention import Released
+from deltapost.stores import ObjectInfo
+
+#: `kept`: named by its record, or no object of a round; `open`: no record of its base decides yet.
+Judgement: TypeAlias = Literal["kept", "open", "unnamed", "released", "foreign"]
+
+#: Rounds whose named keys are remembered: some 100 bytes for each key.
+REMEMBERED_ROUNDS: Final = 256
+
+
+class Judge:
+    """Says of each object what the bucket says of it. `released` replaces the notes: a plan's own."""
+
+    def __init__(self, history: BucketHistory, released: dict[int, Released] | None = None) -> None:
+        self._history = history
+        self._planned = released
+        self._released: dict[int, Released | None] = {}
+        self._named: OrderedDict[tuple[int, int], frozenset[str]] = OrderedDict()
+
+    def refresh(self) -> None:
+        """Looks at the retention notes again."""
+        self._released.clear()
+
+    def judge(self, key: str) -> Judgement:
+        """What the bucket says of the object. Raises StoreError, HistoryError …"""
+        parsed = parse_key(key)
+        if parsed is None or parsed.run != self._history.run:
+            return "foreign"
+        if parsed.fragment is not None and parsed.fragment >= self._history.fragments:
+            return "foreign"
+        if parsed.area not in OBJECT_AREAS:
+            return "kept"
+        assert parsed.fragment is not None
+        assert parsed.version is not None
+        named = self._names(parsed.fragment, parsed.version)
+        if named is None:
+            return "open"
+        if key not in named:
+            return "unnamed"
+        return "released" if self._lets_go(parsed) else "kept"
+
+    def _names(self, fragment: int, base: int) -> frozenset[str] | None:
+        known = self._named.get((fragment, base))
+        if known is None:
+            found = self._history.read(fragment, base + 1)
+            if not isinstance(found, Attested):
+                return None
+            known = self._named[fragment, base] = objects_of(found.record)
+            if len(self._named) > REMEMBERED_ROUNDS:
+                self._named.popitem(last=False)
+        return known
+
+    def _lets_go(self, parsed: ParsedKey) -> bool:
+        fragment, base = parsed.fragment, parsed.version
+        assert fragment is not None
+        assert base is not None
+        if self._planned is not None:
+            released = self._planned.get(fragment)
+        else:
+            if fragment not in self._released:
+                self._released[fragment] = self._history.released(fragment)
+            released = self._released[fragment]
+        return released is not None and released.covers(parsed.area, base)
+
+
+@dataclass
+class Tally:
+    """Objects and their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        self.objects += 1
+        self.bytes += size
+
+
+@dataclass
+class Swept:
+    """What a sweep saw, by area and judgement, and the keys that are nobody's."""
+
+    tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
+
+    def count(self, area: str, judgement: Judgement, size: int) -> None:
+        self.tallies.setdefault(area, {}).setdefault(judgement, Tally()).add(size)
+
+    def merge(self, other: Swept) -> None:
+        """Adds what another sweep saw."""
+        for area, tallies in other.tallies.items():
+            for judgement, tally in tallies.items():
+                into = self.tallies.setdefault(area, {}).setdefault(judgement, Tally())
+                into.objects += tally.objects
+                into.bytes += tally.bytes
+        self.foreign += other.foreign
+
+    def gone(self) -> Tally:
+        """What went, or would."""
+        total = Tally()
+        for tallies in self.tallies.values():
+            for judgement in ("unnamed", "released"):
+                tally = tallies.get(judgement, Tally())
+                total.objects += tally.objects
+                total.bytes += tally.bytes
+        return total
+
+
+def sweep(
+    history: BucketHistory,
+    judge: Judge,
+    objects: Iterable[ObjectInfo],
+    *,
+    delete: bool = True,
+    reach: Reach = nothing,
+) -> Swept:
+    """Judges each object and deletes those that may go. Raises what keeps the bucket from being read."""
+    swept = Swept()
+    for info in objects:
+        judgement = judge.judge(info.key)
+        parsed = parse_key(info.key)
+        swept.count(parsed.area if parsed is not None else "foreign", judgement, info.size)
+        if judgement == "foreign":
+            swept.foreign.append(info.key)
+        if delete and judgement in ("unnamed", "released"):
+            reach("gc.checked")
+            history.store.delete(info.key)
+            reach("gc.delete_sent")
+    return swept
