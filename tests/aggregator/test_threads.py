@@ -12,8 +12,8 @@ from fixtures.fleet import Aggregators
 from fixtures.pipeline import arrays
 from fixtures.served import eventually
 
-#: Runs (the service's own), fleet, streams; the health server is off here.
-OTHER_THREADS = 3
+#: Runs (the service's own), fleet, streams, housekeeping; the health server is off here.
+OTHER_THREADS = 4
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ KEYS: dict[str, str] = {
     "outer": names.outer_key(RUN, 0, 0, SHA256),
     "records": names.record_key(RUN, 0, 1),
     "attestations": names.attestation_key(RUN, 0, 1),
+    "retention": names.retention_key(RUN, 0, 1),
 }
 FOLLOWED = {
     "manifest", "aggregator", "end", "genesis", "registry", "anchors", "updates", "records", "attestations",
@@ -51,7 +52,7 @@ MAY: dict[str, dict[str, set[str]]] = {
     "eve": {},
     "aggregator": {
         "read": set(KEYS),
-        "create": {"aggregator", "end", "records", "attestations"} | COMPUTED,
+        "create": {"aggregator", "end", "records", "attestations", "retention"} | COMPUTED,
         "delete": COMPUTED | DELTAS,
     },
     "auditor": {"read": set(KEYS)},
