@@ -16,11 +16,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help venv demo test test-all sim lint check bench-liars up down learner migrate constraints clean
-=======
-.PHONY: help venv demo test test-all lint check bench-liars bench-takeover load soak up down migrate constraints clean
->>>>>>> 792703b (make bench-takeover, make load, make soak: real processes, real servers, simulated learners)
+.PHONY: help venv demo test test-all sim lint check bench-liars bench-takeover load soak up down learner migrate \
+	constraints clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
