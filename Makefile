@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim lint check bench-liars bench-takeover load soak up down learner migrate \
+.PHONY: help venv demo test test-all sim mutants lint check bench-liars bench-takeover load soak up down learner migrate constraints clean
 	constraints clean
 
 help: ## Lists the targets.
@@ -35,6 +35,9 @@ test-all: $(DEV_STAMP) ## All tests, the long matrices too.
 
 sim: $(DEV_STAMP) ## The simulator: SEEDS=1000 stories from FIRST_SEED=0 on, on all cores.
 	@PYTHONPATH=tests $(BIN)/python -m simulator --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(ARGS)
+
+mutants: $(DEV_STAMP) ## Takes each mechanism out once; somebody has to notice. Writes docs/mutants.md.
+	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 lint: $(DEV_STAMP) ## Formatting, lint and types.
 	$(BIN)/ruff format --check

@@ -34,12 +34,15 @@ def strike(world: World, one: Planned) -> None:
 
 
 def heal(world: World) -> None:
-    """From here on nothing fails. What broke for good (altered bytes in the bucket) an operator removed."""
+    """From here on nothing fails. What the bucket lost an operator restored or removed."""
     world.healed = world.boundary.healed = True
     world.boundary.outages.clear()
     world.boundary.failing.clear()
-    for key in world.altered:
-        if not world.history.references(key):
+    for key, data in world.lost.items():
+        if world.history.references(key):  # an input of a committed round: restored from a copy
+            world.bucket.delete(key)
+            world.bucket.put(key, data)
+        elif key in world.altered:
             world.bucket.delete(key)
     for slot in world.slots:
         if slot.process is not None:
@@ -153,6 +156,7 @@ def _store(world: World, what: str) -> str | None:
     data = world.bucket.get(key).data
     world.bucket.delete(key)
     world.history.lost.add(key)
+    world.lost.setdefault(key, data)
     if what == "payload_altered":
         world.bucket.put(key, data[:-1] + bytes([data[-1] ^ 1]))
         world.altered.append(key)

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 import deltapost
-from deltapost.errors import DeltapostError, HistoryError, SignatureRefused
+from deltapost.errors import DeltapostError, HistoryError, SignatureRefused, StoreError
 from deltapost.learner.courier import Courier
 from deltapost.learner.inbox import Inbox
 from deltapost.learner.presence import Presence
@@ -200,6 +200,6 @@ def _step(world: World, run: Run, model: dict[str, Any], chance: Random, noise: 
         world.fail(f"{run.learner} refuses history: {error}")
         raise Killed from error
     except DeltapostError as error:
-        if not error.retryable:
+        if not error.retryable and not isinstance(error, StoreError):  # a first upload that was lost at once
             world.fail(f"{run.learner} cannot train on: {error!r}")
         world.note(f"{run.learner}: {error}")

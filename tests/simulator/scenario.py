@@ -146,6 +146,7 @@ def _config(chance: Random, learners: int, fragments: int) -> DiLoCo:
         outer_lr=0.5,
         merge=WeightedMean(),
         overlap_steps=chance.choice((None, None, 0, 1)),
+        stall_after_seconds=60.0,
         quorum_size=quorum,
         min_quorum=chance.randrange(1, quorum + 1) if chance.random() < 0.3 else 1,
         grace_seconds=chance.choice((0.0, 0.0, 3.0, None)),

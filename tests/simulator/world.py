@@ -108,7 +108,8 @@ class World:
         #: Older copies of database and streams, for those who are restored.
         self.saved: list[bytes] = []
         self.saved_streams: tuple[object, object] | None = None
-        #: Payloads whose bytes somebody altered.
+        #: Payloads that the bucket lost, as they were, and which of them have other bytes now.
+        self.lost: dict[str, bytes] = {}
         self.altered: list[str] = []
         self.rounds_to_settle = ROUNDS_TO_SETTLE
         self.slots = self._make_slots()

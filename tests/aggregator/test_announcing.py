@@ -1,0 +1,32 @@
+"""A commit whose owner died before it said so is announced by the next one, without a further round."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltapost.ledger.engine import Ledger
+from deltapost.serialization.messages import CommitMessage, read_message
+from deltapost.serialization.names import commits_stream
+from deltapost.streams import START
+from fixtures.pipeline import RUN, Pipeline, healthy
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+
+    def reach(point: str) -> None:
+        if point == "announce.before":
+            raise Killed
+
+    with pytest.raises(Killed):
+        pipeline.run_to(1, pipeline.worker(reach=reach))
+    pipeline.settle()
+
+    entries = pipeline.log.read(commits_stream(RUN), START, limit=9)
+    messages = [read_message(entry.data or b"").message for entry in entries]
+    assert [one.version for one in messages if isinstance(one, CommitMessage)] == [1]
