@@ -16,8 +16,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim mutants lint check bench-liars bench-takeover load soak up down learner migrate constraints clean
-	constraints clean
+.PHONY: help venv demo test test-all sim mutants lint check bench-liars bench-takeover load soak up down learner \
+	migrate constraints clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
