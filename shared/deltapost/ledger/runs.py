@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import and_, exists, func, or_, select, update
+from sqlalchemy import Table, Update, and_, bindparam, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from deltapost.errors import RunMismatch
@@ -156,28 +157,49 @@ def newcomers(session: Session, run: str, head: int) -> set[str]:
 
 def member_seen(ledger: Ledger, messages: list[MemberMessage]) -> None:
     """Notes the newest of each learner's verified messages; older ones change nothing."""
+    alive = [message for message in messages if isinstance(message, AliveMessage)]
+    others = [message for message in messages if not isinstance(message, AliveMessage)]
     if not messages:
         return
     with ledger.write() as session:
         now = ledger.now(session)
-        for message in messages:
-            values: dict[str, object] = {
-                "session": message.session,
-                "counter": message.counter,
-                "last_seen_at": now,
-                "left": isinstance(message, LeaveMessage),
-            }
-            if isinstance(message, AliveMessage):
-                values["local_step"] = message.local_step
-            session.execute(
-                update(LearnerRow)
-                .where(
-                    LearnerRow.run == message.run,
-                    LearnerRow.learner == message.learner,
-                    or_(
-                        LearnerRow.session < message.session,
-                        and_(LearnerRow.session == message.session, LearnerRow.counter <= message.counter),
-                    ),
+        # Each kind in one statement; which goes first does not matter, for the counter decides.
+        for part in (alive, others):
+            if part:
+                session.connection().execute(
+                    _seen(local_step=part is alive), [_seen_values(message, now) for message in part]
                 )
-                .values(**values)
-            )
+
+
+def _seen(*, local_step: bool) -> Update:
+    table = LearnerRow.__table__
+    assert isinstance(table, Table)
+    columns = ("session", "counter", "last_seen_at", "left", *(["local_step"] if local_step else []))
+    return (
+        update(table)
+        .where(
+            table.c.run == bindparam("of_run"),
+            table.c.learner == bindparam("of_learner"),
+            or_(
+                table.c.session < bindparam("new_session"),
+                and_(
+                    table.c.session == bindparam("new_session"), table.c.counter <= bindparam("new_counter")
+                ),
+            ),
+        )
+        .values({column: bindparam(f"new_{column}") for column in columns})
+    )
+
+
+def _seen_values(message: MemberMessage, now: datetime) -> dict[str, object]:
+    values: dict[str, object] = {
+        "of_run": message.run,
+        "of_learner": message.learner,
+        "new_session": message.session,
+        "new_counter": message.counter,
+        "new_last_seen_at": now,
+        "new_left": isinstance(message, LeaveMessage),
+    }
+    if isinstance(message, AliveMessage):
+        values["new_local_step"] = message.local_step
+    return values
