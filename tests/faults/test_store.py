@@ -126,7 +126,8 @@ def test_a_store_that_fails_at_a_kind_of_call_changes_no_record_and_no_row(
     pipeline.settle(worker)
 
     assert hit > 0
-    assert failures == 0 if fault == "is-slow" else failures > 0
+    # A 409 and a lost reply to a PUT are answered by reading back, in the call itself.
+    assert failures == 0 if fault == "is-slow" else failures > 0 or method == "PUT"
     assert history(pipeline) == undisturbed(PLAIN, False)
     check_whole(pipeline)
 
