@@ -35,6 +35,11 @@ _COLUMNS = (
         },
     ),
     ("fragments", "started_position", {"sqlite": "TEXT", "postgresql": "TEXT"}),
+    (
+        "runs",
+        "finish_requested_at",
+        {"sqlite": "DATETIME", "postgresql": "TIMESTAMP WITH TIME ZONE"},
+    ),
 )
 
 
@@ -73,6 +78,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run", "fragment", "entry", name=op.f("pk_suspects")),
     )
     _create_learner_keys()
+    _create_fragment_ends()
 
 
 def _create_learner_keys() -> None:
@@ -103,7 +109,28 @@ def _create_learner_keys() -> None:
     op.create_index("ix_learner_keys_run_learner", "learner_keys", ["run", "learner"])
 
 
+def _create_fragment_ends() -> None:
+    op.create_table(
+        "fragment_ends",
+        sa.Column("run", sa.String(length=64), nullable=False),
+        sa.Column("fragment", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("end", sa.LargeBinary(), nullable=False),
+        sa.Column("end_sha256", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("attestation", sa.LargeBinary(), nullable=False),
+        sa.CheckConstraint("length(end_sha256) = 32", name=op.f("ck_fragment_ends_end_sha256_32_bytes")),
+        sa.CheckConstraint("version >= 1", name=op.f("ck_fragment_ends_version_minimum")),
+        sa.ForeignKeyConstraint(
+            ["run", "fragment"],
+            ["fragments.run", "fragments.fragment"],
+            name=op.f("fk_fragment_ends_fragments"),
+        ),
+        sa.PrimaryKeyConstraint("run", "fragment", name=op.f("pk_fragment_ends")),
+    )
+
+
 def downgrade() -> None:
+    op.drop_table("fragment_ends")
     op.drop_table("learner_keys")
     op.drop_table("suspects")
     op.drop_table("aggregator_runs")

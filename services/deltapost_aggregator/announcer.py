@@ -16,6 +16,7 @@ from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
 from deltapost.limits import MAX_COMMITS_ENTRIES
+from deltapost.serialization.ends import FragmentEnd
 from deltapost.serialization.messages import (
     AdviceMessage,
     CommitMessage,
@@ -68,6 +69,15 @@ class Announcer:
         )
         self._services.reach("announce.sent")
         rounds.announced(self._services.ledger, lease, standing.head)
+
+    def announce_end(self, lease: Lease, end: FragmentEnd) -> None:
+        """Rings for the end as for a commit. Lost, learners find it when they look for the next record."""
+        try:
+            self._append(
+                CommitMessage(run=lease.run, fragment=lease.fragment, version=end.version, record=end.sha256)
+            )
+        except StreamError as error:
+            logger.warning("end_not_announced", extra={"run": lease.run, "reason": str(error)})
 
     def advise(self, lease: Lease, decisions: Iterable[Decision]) -> None:
         """Tells learners of envelopes that were not accepted: at each delivery until a record says it.

@@ -26,12 +26,14 @@ from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Origin
 from deltapost.limits import MAX_DOCUMENT_BYTES
+from deltapost.serialization.ends import FragmentEnd, read_slot
 from deltapost.serialization.messages import ContributionMessage, read_message
 from deltapost.serialization.names import attestation_key, delta_key, envelope_stream, record_key
 from deltapost.serialization.records import Attestation, Claim, Observations, Record, SealContent
 from deltapost.streams import START
 from deltapost_aggregator.computing import RoundComputer
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.ending import FragmentOver
 from deltapost_aggregator.objects import put_verified
 
 logger = events(__name__)
@@ -51,14 +53,19 @@ class Attester:
         self._computer = computer
 
     def read_record(self, before: Standing) -> Record | None:
-        """The record of head + 1 in the bucket, checked to continue the head; None: definitely none."""
+        """The record of head + 1 in the bucket, checked to continue the head; None: definitely none.
+
+        Raises FragmentOver where the fragment's end stands there.
+        """
         version = before.head + 1
         key = record_key(self._context.run, self._fragment, version)
         try:
             data = self._services.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
         except ObjectMissing:
             return None
-        record = Record.from_bytes(data)
+        record = read_slot(data)
+        if isinstance(record, FragmentEnd):
+            raise FragmentOver(record)
         expected = (
             self._context.run,
             self._context.plan.manifest_sha256,

@@ -113,6 +113,8 @@ class RunContext:
         self._first_versions: dict[str, int] = {}
         self._members_known = False
         self._changes = 0
+        #: Set once the run's end marker is in the bucket: its threads stop.
+        self.finished = False
 
     @property
     def changes(self) -> int:

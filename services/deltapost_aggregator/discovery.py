@@ -22,7 +22,7 @@ from deltapost.errors import (
     StoreError,
 )
 from deltapost.events import events
-from deltapost.ledger import completing, runs
+from deltapost.ledger import completing, ending, runs
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.messages import RunMessage, read_message
 from deltapost.serialization.names import RUNS_STREAM, aggregator_object_key, manifest_key
@@ -66,6 +66,7 @@ class Discovery:
         self._ledger_at = float("-inf")
         self._wanted: dict[str, _Wanted] = {}
         self._served: dict[str, Manifest] = {}
+        self._finished: set[str] = set()
 
     def step(self, wait_seconds: float) -> None:
         """Looks for runs and serves what it finds. Raises what is worth another try."""
@@ -123,7 +124,7 @@ class Discovery:
             logger.warning("run_indexed_again", extra={"run": run})
 
     def _want(self, run: str, indexed: bytes | None, *, announced: bool = True) -> None:
-        if run in self._served or not self._services.settings.serves(run):
+        if run in self._served or run in self._finished or not self._services.settings.serves(run):
             return
         if run in self._wanted:
             self._wanted[run].announced |= announced
@@ -162,6 +163,10 @@ class Discovery:
         plan = RunPlan.of(manifest)
         self._check_key(manifest)
         runs.admit(self._services.ledger, manifest)
+        if ending.state(self._services.ledger, run) == "finished":
+            self._finished.add(run)
+            logger.info("run_is_finished", extra={"run": run})
+            return
         self._serve(plan)
         self._served[run] = manifest
         self._services.health.fine(f"run {run}")

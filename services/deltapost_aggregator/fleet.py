@@ -20,7 +20,7 @@ from datetime import datetime
 
 from deltapost.errors import DeltapostError
 from deltapost.events import events
-from deltapost.ledger import fleet
+from deltapost.ledger import ending, fleet
 from deltapost.ledger.fleet import Look, NameHeld
 from deltapost.limits import MAX_TURN_SECONDS
 from deltapost_aggregator.context import RunContext, Services
@@ -32,6 +32,8 @@ logger = events(__name__)
 
 #: Idle fragments looked at per second, all together: for records others wrote, streams that were emptied.
 IDLE_LOOKS_PER_SECOND = 32
+#: A position that no mail comes after.
+NEVER = "9999999999999-0"
 
 
 class Holding:
@@ -52,10 +54,13 @@ class Holding:
         finally:
             if self.worker.lease is not None:
                 self._owner.held(self)
-        if progress == "not_owner" or self._owner.leaves(self, progress):
+        if progress in ("not_owner", "finished") or self._owner.leaves(self, progress):
             self.worker.forget()
             self._owner.dropped(self)
             return "done"
+        if progress == "ended":  # nothing is read any more: the others' ends are waited for
+            seconds = self._owner.idle_seconds()
+            return Mail(self.worker.waits_for()[0], NEVER, seconds)
         if progress != "idle":
             return "again"
         stream, position, seconds = self.worker.waits_for()
@@ -220,10 +225,11 @@ class Fleet:
 
     def _share_out(self) -> None:
         settings, now = self._services.settings, self._services.monotonic()
+        asked = list(self._contexts)
         look = fleet.look(
             self._services.ledger,
             self._name,
-            list(self._contexts),
+            asked,
             settled_seconds=settings.lease_seconds / 3,
         )
         if self._name not in look.serving:  # its own name has run out meanwhile: renewed before anything else
@@ -234,8 +240,16 @@ class Fleet:
             logger.info("fleet_changed", extra={"living": sorted(living)})
             self._living = living
             self._strays.clear()
+        self._let_go(asked, look)
         self._take(look, now)
         self._give_back(look, now)
+
+    def _let_go(self, asked: list[str], look: Look) -> None:
+        """Runs that are finished, whoever did it: nothing of them is served again."""
+        for run in asked:
+            if run not in look.fragments and ending.state(self._services.ledger, run) == "finished":
+                with self._lock:
+                    self._contexts.pop(run).finished = True
 
     def _take(self, look: Look, now: float) -> None:
         """Free fragments up to the share; beyond it, those that stayed free for a lease."""

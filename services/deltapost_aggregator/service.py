@@ -49,6 +49,8 @@ class MembersTask:
         self._pool = pool
 
     def step(self) -> Next:
+        if self._context.finished:
+            return "done"
         before = self._context.changes
         counted = self._reader.step(0.0)
         if self._context.changes != before:

@@ -30,6 +30,7 @@ from deltapost_aggregator.announcer import Announcer
 from deltapost_aggregator.closer import Closer
 from deltapost_aggregator.computing import LeftOut
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.ending import Ending, FragmentOver
 from deltapost_aggregator.intake import Intake
 from deltapost_aggregator.policy import Policy, SealPolicy, Stages
 
@@ -38,7 +39,9 @@ logger = events(__name__)
 #: How an owner names a life of a stream.
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 
-Progress: TypeAlias = Literal["committed", "adopted", "left_out", "read", "idle", "not_owner"]
+Progress: TypeAlias = Literal[
+    "committed", "adopted", "left_out", "read", "idle", "not_owner", "ended", "finished"
+]
 
 
 class FragmentWorker:
@@ -53,6 +56,7 @@ class FragmentWorker:
         self._intake = Intake(context, fragment, cache)
         self._closer = Closer(context, fragment, cache)
         self._announcer = Announcer(context, fragment)
+        self._ending = Ending(context, fragment)
         self._lease: Lease | None = None
         self._renew_at = 0.0
         self._started = False
@@ -117,6 +121,21 @@ class FragmentWorker:
             self._services.sleep(wait_seconds)
             return "not_owner"
         standing = runs.standing(self._services.ledger, lease.run, lease.fragment)
+        over = self._ending.over(lease)
+        if over == "finished":
+            self.stop()
+            return "finished"
+        if over == "ended":
+            self._services.sleep(wait_seconds)
+            return "ended"
+        try:
+            return self._go_on(lease, standing, wait_seconds)
+        except FragmentOver as found:
+            self._ending.adopt(lease, standing, found.end)
+            self._announcer.announce_end(lease, found.end)
+            return "ended"
+
+    def _go_on(self, lease: Lease, standing: Standing, wait_seconds: float) -> Progress:
         if not self._probed:
             if self._adopt(lease, standing):
                 return "adopted"
@@ -125,6 +144,10 @@ class FragmentWorker:
         sealed = seals.pending(self._services.ledger, lease.run, lease.fragment, standing.head)
         if sealed is not None:
             return self._commit(lease, standing, sealed, Stages())
+        if self._ending.wanted():
+            self._ending.end(lease, standing)
+            self._probed = False  # whatever stands in the slot now is adopted
+            return "adopted" if self._adopt(lease, standing) else "idle"
         standing = self._follow_stream(lease, standing)
         self._position = standing.position
         self._due_seconds = self._wait_for(standing, math.inf)

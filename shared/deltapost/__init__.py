@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from deltapost.algorithms.partition import ByBytes, ByPattern, Strided
     from deltapost.errors import DeltapostError
     from deltapost.learner.joining import join
+    from deltapost.learner.progress import Aligned
     from deltapost.learner.publishing import Receipt
-    from deltapost.learner.session import Aligned, Run
+    from deltapost.learner.session import Run
 
 __all__ = [
     "Aligned",
@@ -45,7 +46,7 @@ __all__ = [
 
 #: Where each public name lives: imported when it is first used, so that services load no learner code.
 _HOMES = {
-    "Aligned": "deltapost.learner.session",
+    "Aligned": "deltapost.learner.progress",
     "ByBytes": "deltapost.algorithms.partition",
     "ByPattern": "deltapost.algorithms.partition",
     "DeltapostError": "deltapost.errors",

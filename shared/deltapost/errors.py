@@ -25,6 +25,7 @@
     │   ├── WrongRevision           the schema is older or newer than this release
     │   ├── LeaseLost               another aggregator owns the fragment now
     │   └── LedgerUnavailable       locked, restarting, not reachable          [retryable]
+    ├── RunFinished                 the run has ended: nothing more is merged
     └── HistoryError                what is in the bucket contradicts itself or what was seen before
         ├── RunMismatch             a manifest other than the one expected
         └── ForkedHistory           a record older than, or other than, the one already followed
@@ -55,6 +56,7 @@ __all__ = [
     "NotReadable",
     "ObjectConflict",
     "ObjectMissing",
+    "RunFinished",
     "RunMismatch",
     "SchemaMismatch",
     "SignatureRefused",
@@ -235,6 +237,12 @@ class LedgerUnavailable(LedgerError):
 
     code = "ledger_unavailable"
     retryable = True
+
+
+class RunFinished(DeltapostError):
+    """The run, or the fragment in question, has ended: nothing more is merged."""
+
+    code = "run_finished"
 
 
 class HistoryError(DeltapostError):

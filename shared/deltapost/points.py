@@ -67,7 +67,17 @@ RECOVERY_POINTS: Final = (
 #: Passed for each object that is collected, beside the rounds.
 GARBAGE_POINTS: Final = ("gc.checked", "gc.delete_sent")
 
-POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS, *GARBAGE_POINTS)
+#: Passed once by each fragment of a run that is finished; the last also by the last fragment's owner only.
+END_POINTS: Final = (
+    "end.before_put",
+    "end.put_sent",
+    "end.attested",
+    "end.tx_done",
+    "end.run_put",
+    "end.run_tx_done",
+)
+
+POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS, *GARBAGE_POINTS, *END_POINTS)
 
 MODES: Final = ("kill", "stop", "lost")
 

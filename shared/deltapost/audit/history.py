@@ -21,6 +21,7 @@ from deltapost.errors import (
 )
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.documents import Document
+from deltapost.serialization.ends import FragmentEnd, read_slot
 from deltapost.serialization.names import (
     aggregator_object_key,
     anchor_key,
@@ -94,10 +95,23 @@ class BucketHistory:
         return len(self.manifest.fragments)
 
     def versions(self, fragment: int) -> list[int]:
-        """The versions that have a record, in order. Needs the right to list."""
+        """The versions that have a record, in order. Needs the right to list.
+
+        The slot of a fragment's end is none of them: who owns the fragment adopts the end by itself.
+        """
         prefix = record_key(self.run, fragment, 0).rpartition("/")[0] + "/"
         parsed = (parse_key(info.key) for info in self.store.list(prefix))
-        return [key.version for key in parsed if key is not None and key.version is not None]
+        found = [key.version for key in parsed if key is not None and key.version is not None]
+        if found and self._ended_before(fragment, found[-1]):
+            found.pop()
+        return found
+
+    def _ended_before(self, fragment: int, version: int) -> bool:
+        try:
+            data = self.store.get(record_key(self.run, fragment, version), length=MAX_DOCUMENT_BYTES + 1).data
+            return isinstance(read_slot(data), FragmentEnd)
+        except (ObjectMissing, MalformedMessage):
+            return False  # `read` says what is wrong with it
 
     def learners(self) -> dict[str, bytes]:
         """Public key by learner id. Needs the right to list. Raises HistoryError: not 32 bytes."""

@@ -42,7 +42,7 @@ app.command("rebuild", epilog="Example: deltapost ledger rebuild my-run --store 
 
 
 @contextmanager
-def _opened(url: str | None) -> Iterator[Ledger]:
+def opened_ledger(url: str | None) -> Iterator[Ledger]:
     from deltapost.ledger import open_ledger
     from deltapost_ledger import LedgerSettings
 
@@ -58,7 +58,7 @@ def migrate(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
     """Bring the schema up to this release's revision. Safe to repeat, and to run twice at once."""
     from deltapost.ledger import revisions
 
-    with _opened(ledger) as opened:
+    with opened_ledger(ledger) as opened:
         revision = revisions.migrate(opened)
         _say(opened, revision, as_json)
 
@@ -80,7 +80,7 @@ def downgrade(
     """Take the schema down. What the removed tables held is gone; the bucket keeps the records."""
     from deltapost.ledger import revisions
 
-    with _opened(ledger) as opened:
+    with opened_ledger(ledger) as opened:
         if not yes:
             typer.confirm(f"Take {opened.name} down to {revision} and lose what that drops?", abort=True)
         reached = revisions.downgrade(opened, revision)
@@ -92,7 +92,7 @@ def status(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
     """Say whether the ledger has this release's schema. Exit status 1 when it does not."""
     from deltapost.ledger import revisions
 
-    with _opened(ledger) as opened:
+    with opened_ledger(ledger) as opened:
         opened.check_revision()
         _say(opened, revisions.head(), as_json)
 

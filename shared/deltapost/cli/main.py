@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltapost import __version__
-from deltapost.cli import aggregator, gc, keys, learner, ledger
+from deltapost.cli import aggregator, gc, keys, learner, ledger, run
 from deltapost.cli.demo import command as demo
 from deltapost.errors import DeltapostError
 
@@ -26,6 +26,7 @@ app.command("gc", epilog="Example: deltapost gc my-run --plan --store s3://bucke
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
 app.add_typer(learner.app, name="learner")
+app.add_typer(run.app, name="run")
 
 
 def _version(wanted: bool) -> None:

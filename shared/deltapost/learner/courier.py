@@ -35,6 +35,8 @@ logger = events(__name__)
 LONGEST_REPOST_SECONDS = 300.0
 #: Seconds between looks for a next record that no announcement spoke of, while something is unanswered.
 PROBE_SECONDS = 5.0
+#: Seconds between looks for the run's end marker, in case its announcements were lost.
+END_PROBE_SECONDS = 30.0
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Courier:
         self._monotonic = monotonic
         self._announced: dict[int, int] = {}
         self._probe_at = monotonic() + PROBE_SECONDS
+        self._end_probe_at = monotonic() + END_PROBE_SECONDS
         #: What a session finds in its journal is posted again at once: nobody knows what became of it.
         self._reposts = {
             entry.signed.sha256: _Repost(monotonic(), repost_seconds) for entry in journal.unanswered()
@@ -161,7 +164,11 @@ class Courier:
         if self._monotonic() >= self._probe_at:
             self._probe_at = self._monotonic() + PROBE_SECONDS
             fragments |= {entry.message.fragment for entry in self._journal.unanswered()}
-        return fragments
+        if self._monotonic() >= self._end_probe_at:
+            self._end_probe_at = self._monotonic() + END_PROBE_SECONDS
+            if self._follower.run_may_be_over():
+                fragments |= set(self._follower.fragments)
+        return {fragment for fragment in fragments if not self._inbox.ended(fragment)}
 
     def _advised(self, advice: AdviceMessage) -> None:
         if self._journal.advise(advice.envelope, advice.verdict) is not None:
@@ -177,15 +184,23 @@ class Courier:
             )
 
     def settle(self, commit: Commit | None = None) -> None:
-        """Answers the journal's entries whose round is closed, from that round's record."""
+        """Answers the journal's entries whose round is closed, from that round's record or the end."""
         read: dict[tuple[int, int], Record] = {}
         if commit is not None:
             read = {(record.fragment, record.base): record for record in commit.records}
+        ends = {f: end for f in self._follower.fragments if (end := self._follower.end(f)) is not None}
+        for fragment in ends:
+            self._inbox.end(fragment)
         for entry in self._journal.unanswered():
             round_key = (entry.message.fragment, entry.message.version)
-            if entry.message.version >= self._follower.version(entry.message.fragment):
+            end = ends.get(entry.message.fragment)
+            if entry.message.version >= self._follower.version(entry.message.fragment) and end is None:
                 continue
             try:
+                if end is not None and entry.message.version >= end.version - 1:
+                    self._journal.settle(entry, end.verdicts().get(entry.signed.sha256))
+                    self._reposts.pop(entry.signed.sha256, None)
+                    continue
                 record = read.get(round_key) or self._follower.record_of_base(*round_key)
                 if record is None:
                     continue  # behind the newest version there is one: the store does not show it yet

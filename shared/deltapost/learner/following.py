@@ -25,9 +25,11 @@ from deltapost.learner.history import History
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization import TensorBytes, pack, unpack_expected
 from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization.ends import FragmentEnd, read_slot
 from deltapost.serialization.names import (
     anchor_key,
     attestation_key,
+    end_key,
     genesis_key,
     record_key,
     update_key,
@@ -89,11 +91,18 @@ class Follower:
         )
         self._newest = [history.newest(fragment) for fragment in range(len(plan.fragments))]
         self._anchors: dict[int, tuple[int, Mapping[str, TensorBytes]]] = {}
+        #: Ends that were met, and the fragments whose end was verified.
+        self._ends: dict[int, FragmentEnd] = {}
+        self._ended: set[int] = set()
 
     @property
     def aggregator_key(self) -> bytes | None:
         """The key that attests this run's records, as far as it is known."""
         return self._pinned or self._history.aggregator_key
+
+    @property
+    def fragments(self) -> range:
+        return range(len(self._newest))
 
     def has(self, fragment: int) -> bool:
         """Whether the run has this fragment."""
@@ -191,24 +200,59 @@ class Follower:
             version += 1
 
     def _record(self, fragment: int, version: int) -> Record | None:
-        """The record; None when it is not there, as far as this learner can see."""
+        """The record; None when it is not there, as far as this learner can see. Notes an end met there."""
         try:
-            return self._known_record(fragment, version)
+            found = self._slot(fragment, version)
         except (ObjectMissing, NotReadable):
             return None
+        if isinstance(found, FragmentEnd):
+            self._ends[fragment] = found
+            return None
+        return found
 
     def _known_record(self, fragment: int, version: int) -> Record:
         """The record of a version that was there. Raises ObjectMissing, NotReadable, ForkedHistory."""
+        found = self._slot(fragment, version)
+        if isinstance(found, FragmentEnd):
+            raise ObjectMissing(record_key(self._plan.run, fragment, version))
+        return found
+
+    def _slot(self, fragment: int, version: int) -> Record | FragmentEnd:
         key = record_key(self._plan.run, fragment, version)
-        record = Record.from_bytes(self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data)
-        if (record.run, record.manifest, record.fragment, record.version) != (
+        found = read_slot(self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data)
+        if (found.run, found.manifest, found.fragment, found.version) != (
             self._plan.run,
             self._plan.manifest_sha256,
             fragment,
             version,
         ):
             raise ForkedHistory(f"the object {key!r} is the record of another run, fragment or version")
-        return record
+        return found
+
+    def end(self, fragment: int) -> FragmentEnd | None:
+        """The fragment's end, if it was met where the next record would be, and is attested."""
+        end = self._ends.get(fragment)
+        version, sha256 = self._newest[fragment]
+        if end is None or end.version != version + 1:
+            return None
+        if fragment not in self._ended:
+            if end.previous != sha256:
+                raise ForkedHistory(
+                    f"the end of fragment {fragment} follows {end.previous.hex()[:16]}…, "
+                    f"version {version} was {sha256.hex()[:16]}…"
+                )
+            if self._attest(end) is None:
+                return None
+            self._ended.add(fragment)
+        return end
+
+    def run_may_be_over(self) -> bool:
+        """Whether there is an end marker: a hint to look at every fragment. Each end proves itself."""
+        try:
+            self._store.head(end_key(self._plan.run))
+        except (ObjectMissing, NotReadable):
+            return False
+        return True
 
     def _check_seen(self, fragment: int, version: int, sha256: bytes) -> None:
         try:
@@ -243,7 +287,7 @@ class Follower:
         if newest.version > seen:
             _check_link(newest, previous)
 
-    def _attest(self, record: Record) -> bytes | None:
+    def _attest(self, record: Record | FragmentEnd) -> bytes | None:
         """The key whose attestation of the record verifies; None when there is no attestation yet."""
         key = attestation_key(self._plan.run, record.fragment, record.version)
         try:

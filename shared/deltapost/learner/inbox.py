@@ -21,6 +21,7 @@ class Inbox:
         self._arrived = threading.Condition()
         self._commits: dict[int, Commit] = {}
         self._failure: DeltapostError | None = None
+        self._ended: set[int] = set()
 
     def put(self, commit: Commit) -> None:
         """Lays a commit down; it takes over the records and bytes of one that was not taken yet."""
@@ -42,6 +43,16 @@ class Inbox:
     def has(self, fragment: int) -> bool:
         with self._arrived:
             return fragment in self._commits
+
+    def end(self, fragment: int) -> None:
+        """No commit of this fragment comes any more but what lies here."""
+        with self._arrived:
+            if fragment not in self._ended:
+                self._ended.add(fragment)
+                self._arrived.notify_all()
+
+    def ended(self, fragment: int) -> bool:
+        return fragment in self._ended
 
     def fail(self, error: DeltapostError) -> None:
         """Nothing will come any more, and why: every later `check` and `wait` raises it."""

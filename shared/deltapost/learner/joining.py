@@ -62,7 +62,8 @@ def join(
     `DELTAPOST_STORE`, `DELTAPOST_REDIS_URL` … and the file that `DELTAPOST_CONFIG` names.
 
     Raises ConfigurationError, SchemaMismatch (the model does not fit the run, naming the parameter),
-    RunMismatch, SignatureRefused (the learner id belongs to another key, or is not registered).
+    RunMismatch, SignatureRefused (the learner id belongs to another key, or is not registered), RunFinished
+    (the model then holds the run's last anchors).
     """
     check_id("run", run)
     check_id("learner", learner)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from deltapost.adapters import Model
 from deltapost.algorithms.plan import RunPlan
 from deltapost.algorithms.schedule import Schedule
-from deltapost.errors import ConfigurationError, DeltapostError, StateUnavailable
+from deltapost.errors import ConfigurationError, DeltapostError, RunFinished, StateUnavailable
 from deltapost.events import events
 from deltapost.learner.courier import Courier
 from deltapost.learner.files import DirectoryLock
@@ -25,6 +24,7 @@ from deltapost.learner.following import Commit, Follower
 from deltapost.learner.inbox import Inbox
 from deltapost.learner.journal import Journal
 from deltapost.learner.presence import Presence
+from deltapost.learner.progress import Aligned, Progress
 from deltapost.learner.publishing import Publisher, Receipt, delta_values, payload_ref
 from deltapost.serialization import TensorBytes
 from deltapost.serialization.messages import ContributionMessage
@@ -35,29 +35,6 @@ logger = events(__name__)
 WAIT_WARNING_SECONDS = 30.0
 #: How much of the difference to the newest step's seconds their average takes over.
 STEP_SECONDS_RATE = 0.1
-
-
-@dataclass(frozen=True)
-class Aligned:
-    """A fragment of the model that now holds `version`. `merged`: this learner's delta is in it.
-
-    None where this learner had published nothing for that round.
-    """
-
-    fragment: int
-    version: int
-    merged: bool | None
-    bytes_read: int
-
-
-@dataclass
-class _Progress:
-    """A fragment's counters since its parameters were last aligned, and the step of its last publish."""
-
-    version: int
-    steps: int = 0
-    tokens: int = 0
-    published_step: int = 0
 
 
 class Run:
@@ -90,7 +67,7 @@ class Run:
         config = plan.config
         self._schedule = Schedule(config.sync_every, config.fragments, config.in_flight, config.overlap_steps)
         self._anchors: dict[int, Mapping[str, TensorBytes]] = {}
-        self._progress: dict[int, _Progress] = {}
+        self._progress: dict[int, Progress] = {}
         self._step_started: float | None = None
         self._step_seconds: float | None = None
         self._looked_at = 0
@@ -115,6 +92,11 @@ class Run:
     def version(self, fragment: int) -> int:
         """The version of the fragment that the model holds: what a contribution is computed against."""
         return self._progress[fragment].version
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: nothing is due, `align` waits for nothing, publishing raises."""
+        return all(map(self._inbox.ended, range(len(self.plan.fragments))))
 
     def anchor(self, fragment: int) -> Mapping[str, TensorBytes]:
         """The fragment's anchor at `version(fragment)`, by parameter name."""
@@ -155,7 +137,8 @@ class Run:
     def _free(self, fragment: int) -> bool:
         """Whether there is something to publish of the fragment, and its slot is free."""
         entry = self._journal.find(fragment, self.version(fragment))
-        return self._progress[fragment].steps > 0 and (entry is None or entry.refused)
+        open_still = not self._inbox.ended(fragment)
+        return open_still and self._progress[fragment].steps > 0 and (entry is None or entry.refused)
 
     def publish_due(
         self,
@@ -205,6 +188,8 @@ class Run:
                 metrics=metrics,
                 final=final,
             )
+        except RunFinished:
+            return None
         except DeltapostError as error:
             if not error.retryable:
                 raise
@@ -241,8 +226,8 @@ class Run:
         contribution takes their place.
 
         Raises SchemaMismatch, NonFinite (nothing is published then), MalformedMessage for counters or metrics
-        out of range; StoreUnavailable or StreamUnavailable when the contribution is journalled but not
-        posted yet: the courier posts it once that is possible.
+        out of range; RunFinished; StoreUnavailable or StreamUnavailable when it is journalled but not posted
+        yet: the courier posts it once that is possible.
         """
         count = len(self.plan.fragments)
         if not 0 <= fragment < count:
@@ -259,6 +244,8 @@ class Run:
                 if now is None or not now.answered:
                     raise
                 return self._publisher.receipt(now, "", repeated=True)  # answered this very moment
+        if self._inbox.ended(fragment):
+            raise RunFinished(f"fragment {fragment} of run {self.name!r} has ended: nothing more is merged")
         values = delta_values(
             self.plan, fragment, self._model.backend, delta=delta, anchor=anchor, theta=theta
         )
@@ -298,7 +285,7 @@ class Run:
         deadline = float("inf") if wait_seconds is None else started + wait_seconds
         self._wait_at_barriers(deadline)
         if wait_seconds is not None:
-            self._inbox.wait(lambda: any(map(self._inbox.has, self._progress)), deadline)
+            self._inbox.wait(lambda: any(map(self._inbox.has, self._progress)) or self.finished, deadline)
         self._inbox.check()
         if self._step_started is not None:
             self._step_started += time.monotonic() - started  # waiting is no part of a step
@@ -314,7 +301,7 @@ class Run:
         deadline = time.monotonic() + timeout
         while self.version(fragment) < version:
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (self.finished and not self._inbox.has(fragment)):
                 return False
             self.align(wait_seconds=left)
         return True
@@ -326,7 +313,8 @@ class Run:
                 continue
 
             def over(fragment: int = fragment) -> bool:
-                return self._inbox.has(fragment) or not self._unaligned(fragment)
+                news = self._inbox.has(fragment) or self._inbox.ended(fragment)
+                return news or not self._unaligned(fragment)
 
             self._presence.waiting = True
             try:
@@ -348,7 +336,7 @@ class Run:
             self._model.assign(name, tensor)
         self._anchors[commit.fragment] = commit.anchor
         before = self._progress.get(commit.fragment)
-        self._progress[commit.fragment] = _Progress(commit.version)
+        self._progress[commit.fragment] = Progress(commit.version)
         self._presence.closed(commit.fragment, commit.version)
         self.bytes_received += commit.bytes_read
         merged: bool | None = None
@@ -367,6 +355,10 @@ class Run:
             self._take_over(commit)
             self._follower.advance(commit)
         self._courier.settle()
+        if self.finished:
+            raise RunFinished(
+                f"run {self.name!r} is finished: the model holds its last anchors, versions {self.versions}"
+            )
         self.local_step = self._schedule.start_step(self.versions)
         self._looked_at = self.local_step
         for progress in self._progress.values():

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from deltapost.errors import ConfigurationError, SignatureRefused
 
-Domain = Literal["message", "attestation", "registry", "retention"]
+Domain = Literal["message", "attestation", "registry", "retention", "end"]
 _PREFIX: Final = b"deltapost/1/"
 
 

@@ -11,6 +11,7 @@ created by `deltapost.migrations` only; a test holds it equal to these classes.
 from __future__ import annotations
 
 from deltapost.ledger.tables.base import NAMING_CONVENTION, RUN_STATES, Base
+from deltapost.ledger.tables.ends import FragmentEndRow
 from deltapost.ledger.tables.history import ContributionRow, ParticipantRow, RoundRow, UnverifiedRow
 from deltapost.ledger.tables.keys import LearnerKeyRow
 from deltapost.ledger.tables.state import (
@@ -30,6 +31,7 @@ __all__ = [
     "AggregatorRunRow",
     "Base",
     "ContributionRow",
+    "FragmentEndRow",
     "FragmentRow",
     "LearnerKeyRow",
     "LearnerRow",

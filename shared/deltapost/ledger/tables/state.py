@@ -36,7 +36,8 @@ class RunRow(Base):
     """A run that this ledger indexes.
 
     History: run, manifest, manifest_sha256, aggregator_key. State: state (`finished` once the end marker is
-    in the bucket), next_sequence (what the run's next committed round gets), created_at (when it was copied).
+    in the bucket), next_sequence (what the run's next committed round gets), created_at (when it was copied),
+    finish_requested_at (when somebody asked that it end).
     """
 
     __tablename__ = "runs"
@@ -48,6 +49,7 @@ class RunRow(Base):
     state: Mapped[str] = mapped_column(Text, server_default="active")
     next_sequence: Mapped[int] = mapped_column(BigInteger, server_default=text("1"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    finish_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
     __table_args__ = (
         identifier("run"),

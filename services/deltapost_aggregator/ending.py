@@ -1,0 +1,162 @@
+"""Ending: how a fragment's owner ends it when somebody asked that the run be finished.
+
+The end takes the create-once key of the record that would come next: of a last round that a stale owner still
+writes and the end, one wins, and the owner goes by what it reads back. Killed anywhere, the next owner finds
+the end there, or writes its own. The owner that finds all fragments ended writes `RUN/end`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from deltapost.errors import ForkedHistory, HistoryError, ObjectConflict, ObjectMissing, StoreError
+from deltapost.events import events
+from deltapost.ledger import ending
+from deltapost.ledger.leases import Lease
+from deltapost.ledger.runs import Standing
+from deltapost.limits import MAX_DOCUMENT_BYTES
+from deltapost.serialization.ends import FragmentEnd, RunEnd
+from deltapost.serialization.names import attestation_key, end_key, record_key
+from deltapost.serialization.records import Attestation, Observations
+from deltapost_aggregator.context import RunContext
+
+logger = events(__name__)
+
+
+class FragmentOver(Exception):
+    """No error: the slot of the next record holds the fragment's end."""
+
+    def __init__(self, end: FragmentEnd) -> None:
+        super().__init__(f"fragment {end.fragment} of run {end.run!r} ended before version {end.version}")
+        self.end = end
+
+
+class Ending:
+    """Ends one fragment."""
+
+    def __init__(self, context: RunContext, fragment: int) -> None:
+        self._context = context
+        self._services = context.services
+        self._fragment = fragment
+
+    def over(self, lease: Lease) -> Literal["no", "ended", "finished"]:
+        """Whether the fragment has ended, or the whole run; sees to it that it does once all of them have."""
+        ledger = self._services.ledger
+        ends = ending.ends(ledger, lease.run)
+        if self._fragment not in ends:
+            return "no"
+        if len(ends) < len(self._context.plan.fragments):
+            return "ended"
+        if ending.state(ledger, lease.run) != "finished":
+            made = RunEnd.make(
+                lease.run,
+                self._context.plan.manifest_sha256,
+                tuple(ends[fragment] for fragment in range(len(ends))),
+                self._services.key,
+            )
+            self._services.store.put(end_key(lease.run), made.to_bytes())
+            self._services.reach("end.run_put")
+            ending.finish(ledger, lease)
+            self._services.reach("end.run_tx_done")
+            logger.info("run_finished", extra={"run": lease.run})
+        self._context.finished = True
+        return "finished"
+
+    def wanted(self) -> bool:
+        return ending.requested(self._services.ledger, self._context.run)
+
+    def end(self, lease: Lease, before: Standing) -> None:
+        """Writes the fragment's end and adopts what its slot then holds. FragmentOver: it is the end."""
+        ledger, reach = self._services.ledger, self._services.reach
+        counted = ending.counts(ledger, lease.run, lease.fragment, before.head + 1)
+        end = FragmentEnd(
+            run=lease.run,
+            manifest=self._context.plan.manifest_sha256,
+            fragment=lease.fragment,
+            version=before.head + 1,
+            previous=before.head_sha256,
+            answers=tuple(ending.unanswered(ledger, lease.run, lease.fragment)),
+            unverified={reason: count for reason, learner, count in counted if not learner},  # type: ignore[misc]
+            over_quota={learner: count for _, learner, count in counted if learner},
+        )
+        reach("end.before_put")
+        try:
+            self._services.store.put(record_key(lease.run, lease.fragment, end.version), end.to_bytes())
+        except ObjectConflict:
+            logger.info("end_found_taken", extra=self._fields(end.version))
+        reach("end.put_sent")
+
+    def adopt(self, lease: Lease, before: Standing, end: FragmentEnd) -> None:
+        """Has an end that was read attested, and indexes it. Raises HistoryError where it is a stranger's."""
+        expected = (
+            lease.run,
+            self._context.plan.manifest_sha256,
+            lease.fragment,
+            before.head + 1,
+            before.head_sha256,
+        )
+        if (end.run, end.manifest, end.fragment, end.version, end.previous) != expected:
+            raise ForkedHistory(
+                f"the end {record_key(lease.run, lease.fragment, before.head + 1)!r} does not continue "
+                f"version {before.head} of its fragment"
+            )
+        attestation = self._attest(lease, before, end)
+        self._services.reach("end.attested")
+        ending.index(self._services.ledger, lease, before, end, attestation)
+        self._services.reach("end.tx_done")
+        logger.info("fragment_ended", extra=self._fields(end.version) | {"answers": len(end.answers)})
+
+    def _attest(self, lease: Lease, before: Standing, end: FragmentEnd) -> Attestation:
+        key = attestation_key(lease.run, lease.fragment, end.version)
+        found = self._find(key, end)
+        if found is not None:
+            return found
+        self._vouch(end)
+        observations = Observations(
+            owner=lease.owner,
+            lease_epoch=lease.epoch,
+            stream_epoch=before.stream_epoch,
+            position=before.position,
+            committed_at=datetime.now(UTC).isoformat(),
+        )
+        made = Attestation.make(end.sha256, observations, self._services.key)
+        try:
+            self._services.store.put(key, made.to_bytes())
+        except ObjectConflict:
+            logger.info("attested_before", extra=self._fields(end.version))
+        found = self._find(key, end)
+        if found is None:
+            raise StoreError(f"the attestation {key!r} was written and cannot be read back")
+        return found
+
+    def _find(self, key: str, end: FragmentEnd) -> Attestation | None:
+        try:
+            data = self._services.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
+        except ObjectMissing:
+            return None
+        found = Attestation.from_bytes(data)
+        found.verify(end.sha256, self._services.key.public)
+        return found
+
+    def _vouch(self, end: FragmentEnd) -> None:
+        """Signs no stranger's end: somebody must have asked for it, and it must say what the ledger knows."""
+        key = record_key(end.run, end.fragment, end.version)
+        if not self.wanted():
+            raise HistoryError(
+                f"the object {key!r} is an end that nobody asked for here, and it is not attested",
+                hint=f"deltapost run finish {end.run}, if it is right; else keep a copy and remove it",
+            )
+        found = {answer.envelope: answer for answer in end.answers}
+        for answer in ending.unanswered(self._services.ledger, end.run, end.fragment):
+            if found.get(answer.envelope, answer) != answer:
+                raise HistoryError(
+                    f"the end {key!r} answers envelope {answer.envelope.hex()[:16]}… otherwise than it was "
+                    "decided, and it is not attested",
+                    hint="somebody else wrote it: keep a copy as evidence, then remove it",
+                )
+        if any(answer.verdict == "accepted" for answer in end.answers):
+            raise HistoryError(f"the end {key!r} calls a contribution accepted: no end merges anything")
+
+    def _fields(self, version: int) -> dict[str, object]:
+        return {"run": self._context.run, "fragment": self._fragment, "version": version}
