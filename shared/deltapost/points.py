@@ -77,7 +77,8 @@ END_POINTS: Final = (
     "end.run_tx_done",
 )
 
-POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS, *GARBAGE_POINTS, *END_POINTS)
+#: Those of a run that goes on.
+POINTS: Final = (*LEARNER_POINTS, *ROUND_POINTS, *RECOVERY_POINTS, *GARBAGE_POINTS)
 
 MODES: Final = ("kill", "stop", "lost")
 
@@ -120,10 +121,10 @@ def fail_from_environment(environment: Mapping[str, str]) -> Reach:
         return nothing
     mode, _, rest = wanted.partition(":")
     point, _, count = rest.partition(":")
-    if mode not in MODES or point not in POINTS or not (count or "1").isdecimal():
+    if mode not in MODES or point not in (*POINTS, *END_POINTS) or not (count or "1").isdecimal():
         raise ConfigurationError(
             f"DELTAPOST_FAIL_AT={wanted!r} is not MODE:POINT or MODE:POINT:N",
-            hint=f"modes: {', '.join(MODES)}; points: {', '.join(POINTS)}",
+            hint=f"modes: {', '.join(MODES)}; points: {', '.join((*POINTS, *END_POINTS))}",
         )
 
     def act() -> None:
