@@ -21,8 +21,14 @@ def journal(served: Served, learner: str = "ada") -> Journal:
     return Journal(served.directory / "state" / "runs" / "tiny" / learner / "journal")
 
 
+def served_at_last(served: Served) -> None:
+    """The aggregator has found the run."""
+    eventually(lambda: ending.state(served.ledger, "tiny") is not None)
+
+
 def finished(served: Served) -> None:
     """Somebody finishes the run, and the aggregator does it."""
+    served_at_last(served)
     ending.request(served.ledger, "tiny")
     eventually(lambda: ending.state(served.ledger, "tiny") == "finished")
 
@@ -126,6 +132,7 @@ def test_an_aggregator_serves_a_finished_run_no_more(served: Served) -> None:
 
 def test_the_command_finishes_a_run_and_shows_it(served: Served) -> None:
     served.join(small_model(), algorithm()).leave()
+    served_at_last(served)
     path = next(served.directory.glob("*.db"))
     flags = ["--ledger", f"sqlite:///{path}", "--json"]
 
