@@ -37,7 +37,7 @@ MUTANTS = (
         _INDEX,
         "        if rewound:\n            drop_unanswered(session, lease)\n",
         "",
-        SIMULATOR,
+        "tests/ledger/test_fences.py::test_a_record_of_another_seal_rewinds_what_no_record_answered",
     ),
     Mutant(
         1,
