@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from deltapost.audit.history import BucketHistory
 from deltapost.errors import HistoryError
 from deltapost.ledger import ending, runs
 from deltapost.ledger.engine import Ledger, open_ledger
@@ -14,8 +15,9 @@ from deltapost.ledger.tables import RunRow
 from deltapost.points import END_POINTS, at
 from deltapost.serialization.ends import FragmentEnd, RunEnd, read_slot
 from deltapost.serialization.messages import SignedMessage
-from deltapost.serialization.names import attestation_key, end_key, record_key
+from deltapost.serialization.names import attestation_key, delta_key, end_key, record_key
 from deltapost.serialization.records import Attestation, Record
+from deltapost_aggregator.garbage import Judge, sweep
 from deltapost_aggregator.worker import FragmentWorker
 from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays, healthy
 
@@ -246,3 +248,27 @@ def test_an_empty_ledger_finds_the_end_in_the_bucket(ledger: Ledger, migrated_sq
     assert ending.state(pipeline.ledger, RUN) == "finished"
     assert pipeline.head() == 1
     pipeline.ledger.close()
+
+
+def test_garbage_of_an_ended_fragment_is_collected_and_the_end_is_no_round(ledger: Ledger) -> None:
+    # Given an ended run with an orphan of a decided round and one of the round that never was
+    pipeline = Pipeline(ledger)
+    open_round(pipeline)
+    ending.request(ledger, RUN)
+    finish(pipeline)
+    orphans = []
+    for base in (0, 1):
+        payload = pipeline.payload(arrays(70 + base))
+        message = pipeline.message("cyd", payload, version=base)
+        pipeline.put(message, payload)
+        orphans.append(delta_key(RUN, "cyd", 0, base, message.payload.sha256))
+
+    # When its garbage is collected
+    history = BucketHistory.open(pipeline.store, RUN)
+    sweep(history, Judge(history), list(pipeline.store.list(f"{RUN}/")))
+
+    # Then the decided round's orphan is gone, and what no record decides stays
+    left = {info.key for info in pipeline.store.list(f"{RUN}/deltas/")}
+    assert orphans[0] not in left
+    assert orphans[1] in left
+    assert history.versions(0) == [1]

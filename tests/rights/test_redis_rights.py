@@ -16,6 +16,7 @@ from deltapost.serialization.names import (
     epoch_key,
     members_stream,
 )
+from deltapost.streams.redis import RedisLog
 from fixtures.rights import OTHER_RUN, RUN, Realm
 
 pytestmark = pytest.mark.xdist_group("rights")
@@ -24,7 +25,7 @@ ENTRY = ("*", "m", "x")
 
 #: Commands that each user may run at all, on whatever keys.
 LEARNER = {"ping", "client|setinfo", "xadd", "xread", "xinfo|stream", "get"}
-AGGREGATOR = LEARNER | {"xrange", "xrevrange", "xtrim", "xsetid", "set", "evalsha", "script|load"}
+AGGREGATOR = LEARNER | {"info", "xrange", "xrevrange", "xtrim", "xsetid", "set", "evalsha", "script|load"}
 MAY_RUN = {"bob": LEARNER, "ada": LEARNER, "aggregator": AGGREGATOR, "operator": {"ping", "acl|load"}}
 
 
@@ -135,6 +136,8 @@ def test_the_aggregator_reaches_every_stream_of_ours_and_nothing_else(realm: Rea
     assert log.claim_epoch(stream, "one") == "one"
     assert log.replace_epoch(stream, old="one", new="two") == log.epoch(stream) == "two"
     assert log.trim(stream, first) == 1
+    assert isinstance(log, RedisLog)
+    assert log.eviction_policy() == "noeviction"
     bounds = log.bounds(stream)
     assert bounds is not None
     assert bounds.length == 0

@@ -161,14 +161,20 @@ class BucketHistory:
             raise HistoryError(f"the object {key!r} lets go of a history that is not this run's")
 
     def read(self, fragment: int, version: int) -> Attested | Unattested | None:
-        """The record of this version with its attestation; None: definitely no record.
+        """The record of this version with its attestation; None: definitely no record, or the fragment's end.
 
         Verifies everything but `previous`, which `check_chain` does with what came before.
         """
         key = record_key(self.run, fragment, version)
         try:
-            record = _document(self.store, key, Record)
+            data = self.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
         except ObjectMissing:
+            return None
+        try:
+            record = read_slot(data)
+        except MalformedMessage as error:
+            raise MalformedMessage(f"the object {key!r}: {error}") from None
+        if isinstance(record, FragmentEnd):
             return None
         expected = (self.run, self.manifest_sha256, fragment, version)
         if (record.run, record.manifest, record.fragment, record.version) != expected:
