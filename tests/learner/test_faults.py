@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 import deltapost
-from deltapost.errors import DeltapostError, StoreUnavailable, StreamUnavailable
+from deltapost.errors import DeltapostError, ObjectMissing, StoreUnavailable, StreamUnavailable
 from deltapost.learner import files
 from deltapost.ledger.tables import ContributionRow, ParticipantRow
 from deltapost.serialization.names import commits_stream
@@ -332,3 +332,17 @@ class Counting:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(self._inner, name)
         return found
+
+
+def test_an_upload_that_is_gone_when_it_is_read_back_is_posted_again_and_stops_no_training(
+    served: Served,
+) -> None:
+    served.join(small_model(), algorithm(fragments=1, in_flight=1)).leave()
+    store = Failing(served.store, "get", 1, ObjectMissing, "/deltas/")
+    with join_with(served, store=store) as run:
+        for _ in range(SYNC_EVERY):
+            run.count_step(tokens=8)
+            run.publish_due(loss=1.0)
+
+        assert store.failed
+        assert run.wait_for(0, 1, timeout=15)

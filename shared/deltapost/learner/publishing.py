@@ -14,7 +14,7 @@ from typing import Any
 
 from deltapost.adapters import Backend, Model, Value, wrap_model
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import NonFinite, SchemaMismatch, StoreError
+from deltapost.errors import NonFinite, ObjectMissing, SchemaMismatch, StoreError, StoreUnavailable
 from deltapost.events import events
 from deltapost.learner.journal import Journal, JournalEntry
 from deltapost.points import Reach
@@ -145,8 +145,14 @@ class Publisher:
         )
 
     def _check_first(self, key: str, payload: bytes) -> None:
-        """Reads a session's first upload back: a store that alters bytes is found at once."""
-        found = self._store.get(key, length=len(payload) + 1)
+        """Reads a session's first upload back: a store that alters bytes is found at once.
+
+        One that lost it is asked again with the journal's next post. Raises StoreUnavailable, StoreError.
+        """
+        try:
+            found = self._store.get(key, length=len(payload) + 1)
+        except ObjectMissing as error:
+            raise StoreUnavailable(f"the payload {key!r} was uploaded and is not there") from error
         if found.size != len(payload) or found.data != payload:
             raise StoreError(
                 f"the payload {key!r} reads back as {found.size} bytes, not the {len(payload)} uploaded",
