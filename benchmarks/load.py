@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from crowd import RUN, Crowd
+from crowd import RUN, Crowd, until
 from facts import keep, where
 from parts import Parts, end, running
 from rich.console import Console
@@ -33,7 +33,7 @@ from sqlalchemy import func, select, text
 from deltapost.algorithms.diloco import DiLoCo, WeightedMean
 from deltapost.errors import DeltapostError, ObjectMissing
 from deltapost.ledger.engine import Ledger, open_ledger
-from deltapost.ledger.tables import Base, ContributionRow, ParticipantRow
+from deltapost.ledger.tables import Base, ContributionRow, LearnerRow, ParticipantRow
 from deltapost.serialization.names import commits_stream, envelope_stream, members_stream, record_key
 from deltapost.serialization.records import Record
 from deltapost.streams import position_key
@@ -256,6 +256,8 @@ def measure(
     processes = [parts.aggregator(f"aggregator-{number}", program) for number in range(count)]
     posting, watch = Posting(crowd, rate), Watch(crowd, processes)
     try:
+        # Learners of a real run do not all come at once: what their first messages cost is not measured here.
+        until(lambda: known(ledger) == learners, "knowing every learner", seconds=600)
         began = time.monotonic()
         posting.start()
         while (passed := time.monotonic() - began) < 60 * minutes:
@@ -307,6 +309,12 @@ def measure(
         "answered_more_than_once": sum(1 for envelope in crowd.posted if found.get(envelope, 0) > 1),
         "not_answered": len(lost),
     }
+
+
+def known(ledger: Ledger) -> int:
+    """Learners whose keys the aggregators have seen."""
+    with ledger.read() as session:
+        return session.scalar(select(func.count()).select_from(LearnerRow)) or 0
 
 
 def cpu_seconds(pid: int) -> float:
