@@ -41,6 +41,7 @@ def test_learners_train_through_it_all_although_one_is_killed(tmp_path: Path) ->
     assert Path(outcome["ledger"].removeprefix("sqlite:///")).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_it_runs_on_a_real_s3_server_a_postgres_and_a_valkey_of_ones_own(
     tmp_path: Path, seaweed_s3: S3Server, postgres_url: str, valkey_url: str

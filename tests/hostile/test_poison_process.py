@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from deltapost.ledger.engine import open_ledger
 from deltapost.limits import MAX_STARTS_AT_ENTRY
 from deltapost.serialization.names import envelope_stream
@@ -19,6 +21,8 @@ from hostile.deadly_aggregator import DEADLY
 PROGRAM = Path(__file__).with_name("deadly_aggregator.py")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_entries_that_kill_a_real_process_are_skipped_and_the_round_closes_without_them(
     migrated_sqlite_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
@@ -41,12 +45,13 @@ def test_entries_that_kill_a_real_process_are_skipped_and_the_round_closes_witho
         "DELTAPOST_AGGREGATOR_HEALTH_PORT": "0",
         "DELTAPOST_AGGREGATOR_NAME": "killed-and-restarted",
         "DELTAPOST_POLL_SECONDS": "0.1",
+        "DELTAPOST_LEASE_SECONDS": "1",  # whoever starts again waits for its predecessor's to end
     }
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM)], env={**os.environ, **environment}, stdout=subprocess.PIPE
     )
     try:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 240
         while pipeline.head() < 1:
             assert time.monotonic() < deadline, "the round did not close"
             assert process.poll() is None

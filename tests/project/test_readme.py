@@ -58,7 +58,7 @@ def shell(valkey_url: str, tmp_path: Path) -> Iterator[dict[str, str]]:
         stderr=log,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while b"aggregator_started" not in (tmp_path / "log").read_bytes():
         assert process.poll() is None, (tmp_path / "log").read_text()
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
@@ -70,6 +70,7 @@ def shell(valkey_url: str, tmp_path: Path) -> Iterator[dict[str, str]]:
     log.close()
 
 
+@pytest.mark.timeout(240)
 def test_the_example_runs_as_written_and_its_rounds_are_found_by_the_sql(
     shell: dict[str, str], tmp_path: Path
 ) -> None:
