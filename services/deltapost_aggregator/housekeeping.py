@@ -31,10 +31,11 @@ logger = events(__name__)
 #: Blocks at the head that every pass covers: late orphans lie there.
 NEWEST_BLOCKS: Final = 2
 
-#: Seconds until fragments of one's own are looked for again.
+#: Seconds until fragments of one's own are looked for again; no longer than between two passes.
 LOOK_SECONDS: Final = 10.0
 
-#: Seconds between two listings of a process: a thousand learners make long passes, not many requests.
+#: Seconds between two listings of a process, no longer than between two passes: a thousand learners make
+#: long passes, not many requests.
 REST_SECONDS: Final = 1.0
 
 
@@ -65,7 +66,7 @@ class Housekeeping:
             keeper = self._keepers[0]
             self._keepers.rotate(-1)  # first: a run that fails does not hold up the others
             if keeper.step() is not None:
-                self._services.sleep(REST_SECONDS)
+                self._services.sleep(min(REST_SECONDS, self._services.settings.garbage_seconds))
                 return
         self._services.sleep(wait_seconds)
 
@@ -124,8 +125,8 @@ class Housekeeper:
         self._swept_through |= released
         for fragment in owned:
             self._turn[fragment] = self._turn.get(fragment, 0) + 1
-        pause = self._services.settings.garbage_seconds if owned else LOOK_SECONDS
-        self._next_pass = self._services.monotonic() + pause
+        pause = self._services.settings.garbage_seconds
+        self._next_pass = self._services.monotonic() + (pause if owned else min(pause, LOOK_SECONDS))
 
     def _let_go(self, fragment: int) -> int:
         """Lets go of what the policy says; the version through which rounds are let go."""
