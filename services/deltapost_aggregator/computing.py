@@ -82,8 +82,14 @@ class RoundComputer:
         """
         verdicts, failure = self._look(content, base)
         if "missing" in verdicts.values():
+            before = verdicts
             self._services.sleep(MISSING_RECHECK_SECONDS)
-            verdicts, failure = self._look(content, base)
+            again, failure = self._look(content, base)
+            verdicts = {
+                envelope: verdict
+                for envelope, verdict in again.items()
+                if verdict != "missing" or before.get(envelope) == "missing"
+            }
         if failure is not None:
             raise failure
         if not verdicts:
@@ -107,8 +113,6 @@ class RoundComputer:
                     verdicts[claim.envelope] = "missing"
                 else:
                     failure = error
-            else:
-                self._failing_since.pop(claim.envelope, None)
         return verdicts, failure
 
     def _fails_alone(self, envelope: bytes) -> bool:
@@ -171,6 +175,7 @@ class RoundComputer:
         if data is None:
             key = delta_key(self._context.run, claim.learner, self._fragment, base, claim.payload.sha256)
             data = self._get_object(key, claim.payload)
+        self._failing_since.pop(claim.envelope, None)
         return data
 
     def _load_contribution(self, claim: Claim, base: int) -> Contribution:
