@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import pytest
 from sqlalchemy import select
 
 from deltapost.algorithms.closing import DiLoCoAggregator
-from deltapost.errors import LeaseLost, NonFinite, StoreUnavailable
+from deltapost.errors import LeaseLost, NonFinite, ObjectMissing, StoreUnavailable
 from deltapost.ledger import leases, runs, seals
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.tables import FragmentRow, SealRow
@@ -107,12 +108,51 @@ def test_an_object_that_only_reappears_a_moment_later_is_not_lost(ledger: Ledger
     assert len(pipeline.record(1).participants) == 3
 
 
+class TakesTurns(MemoryStore):
+    """Hides one object before a moment, and another from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = ""
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> Blob:
+        if key == self.hidden:
+            raise ObjectMissing(key)
+        return super().get(key, offset=offset, length=length)
+
+
+def test_two_objects_that_are_missing_at_one_look_each_are_not_lost(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a store that hides bob's payload at the first look, and cyd's a moment later
+    store = TakesTurns()
+    pipeline = Pipeline(ledger, store=store)
+    _, bob, cyd = sealed_and_killed(pipeline, honest())
+    later = payload_key(pipeline, cyd)
+    store.hidden = payload_key(pipeline, bob)
+    monkeypatch.setattr(pipeline.clock, "sleep", lambda _seconds: setattr(store, "hidden", later))
+    worker = pipeline.worker(payload_cache_bytes=0)
+    with pytest.raises(ObjectMissing):
+        worker.step(0.0)
+
+    # When it shows them again, then nobody is left out
+    store.hidden = ""
+    pipeline.run_to(1, worker)
+    assert len(pipeline.record(1).participants) == 3
+
+
 class OneObjectFails(MemoryStore):
     """Answers for every object but one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failing = ""
+        self.full = False
+
+    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> bool:
+        if self.full:
+            raise StoreUnavailable(f"{key}: 503")
+        return super().put(key, data, metadata=metadata)
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> Blob:
         if key == self.failing:
@@ -140,6 +180,31 @@ def test_a_payload_that_fails_for_a_minute_while_others_are_served_is_left_out(l
     pipeline.clock.sleep(2.0)
     pipeline.run_to(1, worker)
     assert pipeline.record(1).verdicts()[bob.sha256] == "missing"
+
+
+def test_a_payload_that_was_read_in_between_has_not_failed_for_a_minute(ledger: Ledger) -> None:
+    # Given a payload that failed once and was read after that, while nothing could be written
+    store = OneObjectFails()
+    pipeline = Pipeline(ledger, store=store)
+    _, bob, _ = sealed_and_killed(pipeline, honest())
+    worker = pipeline.worker()
+    store.failing = payload_key(pipeline, bob)
+    with pytest.raises(StoreUnavailable):
+        worker.step(0.0)
+    store.failing, store.full = "", True
+    with pytest.raises(StoreUnavailable, match="503"):
+        worker.step(0.0)
+
+    # When it fails once more, a minute after the first time
+    pipeline.clock.sleep(61.0)
+    store.failing, store.full = payload_key(pipeline, bob), False
+    with pytest.raises(StoreUnavailable, match="500"):
+        worker.step(0.0)
+
+    # Then that is the second failure of a moment, and nobody is left out
+    store.failing = ""
+    pipeline.run_to(1, worker)
+    assert len(pipeline.record(1).participants) == 3
 
 
 def test_below_the_minimum_the_round_opens_again_and_takes_who_comes_back(ledger: Ledger) -> None:
@@ -224,6 +289,29 @@ def test_what_was_left_out_as_not_finite_is_not_sealed_again_for_ever(
     pipeline.run_to(1, worker)
     assert pipeline.record(1).verdicts()[smaller.sha256] == "accepted"
     assert pipeline.record(1).verdicts()[posted[1].sha256] == "non_finite"
+
+
+def test_two_that_were_left_out_as_not_finite_do_not_take_turns_for_ever(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a round of two or more, and two contributions each of which makes it overflow
+    pipeline = Pipeline(ledger, config=plain_config(quorum_size=2, min_quorum=2))
+    deltas = honest()
+    deltas[0] = {name: 50 * array for name, array in deltas[0].items()}
+    deltas[1] = {name: 60 * array for name, array in deltas[1].items()}
+    refuse_larger_than(monkeypatch, 100.0)
+    posted = [pipeline.post(name, delta) for name, delta in zip(LEARNERS, deltas, strict=True)]
+    worker = pipeline.worker()
+
+    # When the round was opened again because of the one, and then because of the other
+    pipeline.settle(worker)
+
+    # Then both verdicts stay, and the round closes with the next that can be merged
+    assert [pipeline.verdict(signed) for signed in posted] == ["non_finite", "non_finite", "accepted"]
+    assert generations(ledger) == [(1, 0, True), (1, 1, True)]
+    pipeline.post("bob", arrays(77))
+    pipeline.run_to(1, worker)
+    assert [participant.learner for participant in pipeline.record(1).participants] == ["bob", "cyd"]
 
 
 def test_the_record_of_an_older_generation_may_win_and_is_adopted(ledger: Ledger) -> None:

@@ -25,6 +25,7 @@ from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.rewinding import drop_unanswered
 from deltapost.ledger.runs import Standing, newcomers
 from deltapost.ledger.tables import ContributionRow, SealRow, UnverifiedRow
+from deltapost.ledger.writing import changed
 from deltapost.serialization.messages import read_message
 from deltapost.serialization.records import Record, SealContent
 from deltapost.serialization.verdicts import Verdict
@@ -84,11 +85,12 @@ def note_record(ledger: Ledger, lease: Lease, record: Record) -> None:
     """Notes what a seal's record is, before it is written: whoever finds it there may attest it.
 
     Without the note it would have to be computed again, which a payload lost meanwhile makes impossible.
-    Raises LeaseLost.
+    Raises LeaseLost, also when the database was restored meanwhile and knows no such seal.
     """
     with ledger.write() as session:
         hold(session, lease)
-        session.execute(
+        noted = changed(
+            session,
             update(SealRow)
             .where(
                 SealRow.run == lease.run,
@@ -96,8 +98,12 @@ def note_record(ledger: Ledger, lease: Lease, record: Record) -> None:
                 SealRow.version == record.version,
                 SealRow.generation == record.generation,
             )
-            .values(record_sha256=record.sha256)
+            .values(record_sha256=record.sha256),
         )
+        if not noted:
+            raise LeaseLost(
+                f"the seal of version {record.version} of run {lease.run!r} is not in the ledger any more"
+            )
 
 
 def _sealed(row: SealRow) -> Sealed:
@@ -175,6 +181,10 @@ def leave_out(
             # What was computed would come out the same again, and the round be sealed the same for ever.
             computed = {envelope for envelope, verdict in verdicts.items() if verdict == "non_finite"}
             _change_verdicts(session, lease, {envelope: verdicts[envelope] for envelope in computed})
+            # So would those of the generations, and of the openings, before it.
+            computed |= {
+                answer.envelope for answer in sealed.content.answers if answer.verdict == "non_finite"
+            }
             drop_unanswered(session, lease, keep=computed)
             hold(session, lease, position=START, updated_at=ledger.now(session))
             return None
