@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, text
 
 from deltapost.algorithms.sealing import Judged
 from deltapost.errors import ForkedHistory, LeaseLost, RunMismatch
 from deltapost.ledger import intake, leases, rounds, runs, seals
-from deltapost.ledger.engine import Ledger
+from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
+from deltapost.ledger.tables import FragmentRow, RunRow, SealRow
+from deltapost.points import at
 from deltapost.serialization.records import Attestation, Observations, Record
-from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays
+from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays, healthy
+from fixtures.served import eventually
 
 OBSERVED = Observations(
     owner="a", lease_epoch=1, stream_epoch="", position="0-0", committed_at="2026-11-30T00:00:00+00:00"
@@ -237,3 +242,51 @@ def test_another_manifest_under_a_known_name_is_refused(pipeline: Pipeline) -> N
     assert not runs.admit(pipeline.ledger, pipeline.plan.manifest)
     with pytest.raises(RunMismatch, match="one ledger serves one bucket"):
         runs.admit(pipeline.ledger, other)
+
+
+def test_two_aggregators_that_find_a_run_at_the_same_instant_both_have_it(
+    migrated_postgres_url: str, migrated_sqlite_url: str
+) -> None:
+    # Given another aggregator that is about to write the run's row
+    made = open_ledger(migrated_sqlite_url)
+    manifest = Pipeline(made).plan.manifest
+    made.close()
+    ledger = open_ledger(migrated_postgres_url)
+
+    def waits() -> bool:
+        locked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with ledger.read() as session:
+            return bool(session.execute(text(locked)).scalar_one())
+
+    with ThreadPoolExecutor(1) as pool:
+        with ledger.write() as session:
+            common = {"manifest": manifest.to_bytes(), "manifest_sha256": manifest.sha256, "state": "active"}
+            session.add(RunRow(run=RUN, created_at=ledger.now(session), **common))
+            session.flush()
+
+            # When this one finds it too
+            admitted = pool.submit(runs.admit, ledger, manifest)
+            eventually(waits)
+            session.add(FragmentRow(run=RUN, fragment=0, head=0, head_sha256=manifest.sha256))
+
+        # Then neither is refused
+        admitted.result(timeout=20)
+    assert runs.standing(ledger, RUN, 0).head == 0
+    ledger.close()
+
+
+def test_an_owner_whose_seal_a_restored_database_does_not_know_writes_no_record(ledger: Ledger) -> None:
+    # Given an owner that has computed its round when the seal goes
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+
+    def restored() -> None:
+        with ledger.write() as session:
+            session.execute(delete(SealRow))
+
+    worker = pipeline.worker(reach=at("objects.verified", 1, restored))
+
+    # When it goes on, then it gives up, and whoever follows seals and closes the round
+    assert worker.step(0.0) == "not_owner"
+    assert pipeline.records() == []
+    pipeline.run_to(1)

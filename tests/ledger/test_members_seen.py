@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 
 import pytest
+from sqlalchemy import Select, select, text
 
 from deltapost.ledger import runs
-from deltapost.ledger.engine import Ledger
+from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.tables import LearnerRow
 from deltapost.serialization.messages import AliveMessage, JoinMessage, LeaveMessage, MemberMessage
 from fixtures.pipeline import RUN, Pipeline, learner_signing_key
+from fixtures.served import eventually
 
 
 def alive(counter: int, *, learner: str = "ada") -> MemberMessage:
@@ -63,3 +66,37 @@ def test_what_is_older_changes_nothing_and_a_new_session_starts_over(admitted: L
     runs.member_seen(admitted, [])
 
     assert seen(admitted) == (2, 0, 70, False)
+
+
+@pytest.mark.parametrize("message", [alive(3), leave(3)], ids=["alive", "leave"])
+def test_two_aggregators_that_note_the_same_learners_never_wait_in_a_circle(
+    migrated_postgres_url: str, message: MemberMessage
+) -> None:
+    # Given another aggregator's transaction that has ada's row
+    ledger = open_ledger(migrated_postgres_url)
+    Pipeline(ledger)
+    for learner in ("ada", "bob"):
+        runs.add_learner(ledger, RUN, learner, learner_signing_key(learner).public)
+
+    def row(learner: str) -> Select[tuple[LearnerRow]]:
+        return select(LearnerRow).where(LearnerRow.learner == learner)
+
+    def waits() -> bool:
+        locked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with ledger.read() as session:
+            return bool(session.execute(text(locked)).scalar_one())
+
+    with ThreadPoolExecutor(1) as pool:
+        with ledger.write() as session:
+            session.scalars(row("ada").with_for_update()).one()
+
+            # When this one notes both, and waits for it
+            noted = pool.submit(runs.member_seen, ledger, [alive(2, learner="bob"), message])
+            eventually(waits)
+
+            # Then it has nothing that the other may want next
+            session.scalars(row("bob").with_for_update(nowait=True)).one()
+        noted.result(timeout=20)
+    assert seen(ledger)[1] == 3
+    assert seen(ledger, "bob")[1] == 2
+    ledger.close()

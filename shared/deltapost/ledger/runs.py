@@ -32,31 +32,33 @@ def admit(ledger: Ledger, manifest: Manifest) -> bool:
     data = manifest.to_bytes()
     sha256 = manifest.sha256
     with ledger.write() as session:
-        known = session.get(RunRow, manifest.run)
-        if known is not None:
-            if known.manifest_sha256 != sha256:
-                raise RunMismatch(
-                    f"run {manifest.run!r}: the ledger knows manifest {known.manifest_sha256.hex()[:16]}…, "
-                    f"the bucket holds {sha256.hex()[:16]}…",
-                    hint="one ledger serves one bucket: give each bucket its own database",
-                )
-            return False
-        session.add(
-            RunRow(
-                run=manifest.run,
-                manifest=data,
-                manifest_sha256=sha256,
-                aggregator_key=manifest.aggregator_key,
-                state="active",
-                created_at=ledger.now(session),
+        new = session.get(RunRow, manifest.run) is None
+        if new:  # also for another aggregator that finds the run at the same instant: neither is refused
+            row = {
+                "run": manifest.run,
+                "manifest": data,
+                "manifest_sha256": sha256,
+                "aggregator_key": manifest.aggregator_key,
+                "state": "active",
+                "created_at": ledger.now(session),
+            }
+            insert_missing(session, RunRow, [row])
+            insert_missing(
+                session,
+                FragmentRow,
+                [
+                    {"run": manifest.run, "fragment": fragment, "head": 0, "head_sha256": sha256}
+                    for fragment in range(len(manifest.fragments))
+                ],
             )
-        )
-        session.flush()
-        session.add_all(
-            FragmentRow(run=manifest.run, fragment=fragment, head=0, head_sha256=sha256)
-            for fragment in range(len(manifest.fragments))
-        )
-    return True
+        known = session.scalars(select(RunRow.manifest_sha256).where(RunRow.run == manifest.run)).one()
+        if known != sha256:
+            raise RunMismatch(
+                f"run {manifest.run!r}: the ledger knows manifest {known.hex()[:16]}…, "
+                f"the bucket holds {sha256.hex()[:16]}…",
+                hint="one ledger serves one bucket: give each bucket its own database",
+            )
+    return new
 
 
 def active(ledger: Ledger) -> list[Manifest]:
@@ -156,16 +158,19 @@ def newcomers(session: Session, run: str, head: int) -> set[str]:
 
 
 def member_seen(ledger: Ledger, messages: list[MemberMessage]) -> None:
-    """Notes the newest of each learner's verified messages; older ones change nothing."""
-    alive = [message for message in messages if isinstance(message, AliveMessage)]
-    others = [message for message in messages if not isinstance(message, AliveMessage)]
-    if not messages:
-        return
-    with ledger.write() as session:
-        now = ledger.now(session)
-        # Each kind in one statement; which goes first does not matter, for the counter decides.
-        for part in (alive, others):
-            if part:
+    """Notes the newest of each learner's verified messages; older ones change nothing.
+
+    Every aggregator of a run notes the same learners: their rows are locked in one order, so that none waits
+    for another in a circle.
+    """
+    ordered = sorted(messages, key=lambda message: message.learner)
+    alive = [message for message in ordered if isinstance(message, AliveMessage)]
+    others = [message for message in ordered if not isinstance(message, AliveMessage)]
+    # Each kind in one statement; which goes first does not matter, for the counter decides.
+    for part in (alive, others):
+        if part:
+            with ledger.write() as session:
+                now = ledger.now(session)
                 session.connection().execute(
                     _seen(local_step=part is alive), [_seen_values(message, now) for message in part]
                 )
