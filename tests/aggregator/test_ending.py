@@ -19,7 +19,7 @@ from deltapost.serialization.names import attestation_key, delta_key, end_key, r
 from deltapost.serialization.records import Attestation, Record
 from deltapost_aggregator.garbage import Judge, sweep
 from deltapost_aggregator.worker import FragmentWorker
-from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays, healthy
+from fixtures.pipeline import AGGREGATOR_KEY, LEARNERS, RUN, Pipeline, arrays, healthy, plain_config
 
 
 class Killed(BaseException):
@@ -247,6 +247,29 @@ def test_an_empty_ledger_finds_the_end_in_the_bucket(ledger: Ledger, migrated_sq
 
     assert ending.state(pipeline.ledger, RUN) == "finished"
     assert pipeline.head() == 1
+    pipeline.ledger.close()
+
+
+def test_one_fragments_end_makes_up_for_a_request_that_an_older_database_forgot(
+    ledger: Ledger, migrated_sqlite_url: str
+) -> None:
+    # Given a run of which one fragment has ended when the database is replaced by one from before the request
+    pipeline = Pipeline(ledger, config=plain_config(fragments=2))
+    ending.request(ledger, RUN)
+    first = pipeline.worker(0)
+    assert "ended" in [first.step(0.0) for _ in range(3)]
+    pipeline.ledger = open_ledger(migrated_sqlite_url.replace("migrated.db", "again.db"))
+    migrate(pipeline.ledger)
+    runs.admit(pipeline.ledger, pipeline.plan.manifest)
+
+    # When both fragments are served again
+    workers = [pipeline.worker(fragment) for fragment in range(2)]
+    for _ in range(6):
+        for worker in workers:
+            worker.step(0.0)
+
+    # Then the run does not go on with a part of the model
+    assert ending.state(pipeline.ledger, RUN) == "finished"
     pipeline.ledger.close()
 
 

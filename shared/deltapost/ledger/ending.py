@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import exists, or_, select, update
 
 from deltapost.errors import ForkedHistory, LeaseLost, LedgerError
 from deltapost.ledger.engine import Ledger
@@ -34,9 +34,15 @@ def request(ledger: Ledger, run: str) -> str:
 
 
 def requested(ledger: Ledger, run: str) -> bool:
+    """Whether somebody asked that the run end.
+
+    The request is lost with an older copy of the database; a fragment that has ended proves that there was
+    one, and the others are not to go on without it.
+    """
+    asked = exists().where(RunRow.run == run, RunRow.finish_requested_at.is_not(None))
+    ended = exists().where(FragmentEndRow.run == run)
     with ledger.read() as session:
-        found = session.scalars(select(RunRow.finish_requested_at).where(RunRow.run == run)).one_or_none()
-    return found is not None
+        return bool(session.scalars(select(or_(asked, ended))).one())
 
 
 def state(ledger: Ledger, run: str) -> str | None:
