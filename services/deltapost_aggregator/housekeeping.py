@@ -63,8 +63,10 @@ class Housekeeping:
     def step(self, wait_seconds: float) -> None:
         """Does one unit of the next run that has one to do; waits when none has. Raises its failure."""
         for _ in range(len(self._keepers)):
-            keeper = self._keepers[0]
-            self._keepers.rotate(-1)  # first: a run that fails does not hold up the others
+            keeper = self._keepers.popleft()
+            if keeper.finished:  # nobody owns its fragments any more: `deltapost gc` collects the rest
+                continue
+            self._keepers.append(keeper)  # first: a run that fails does not hold up the others
             if keeper.step() is not None:
                 self._services.sleep(min(REST_SECONDS, self._services.settings.garbage_seconds))
                 return
@@ -75,6 +77,7 @@ class Housekeeper:
     """Keeps one run's bucket."""
 
     def __init__(self, context: RunContext) -> None:
+        self._context = context
         self._services = context.services
         settings = context.services.settings
         self._run = context.run
@@ -87,6 +90,11 @@ class Housekeeper:
         self._units: deque[_Unit] = deque()
         self._turn: dict[int, int] = {}
         self._swept_through: dict[int, int] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self._context.finished
 
     def step(self) -> int | None:
         """Does one unit of a pass; returns how many objects went, or None when no pass is due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from deltapost.ledger import fleet
+from deltapost.ledger import fleet, leases, suspects
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.fleet import NameHeld, Renewed
 from deltapost.ledger.tables import AggregatorRow, AggregatorRunRow
@@ -46,6 +46,21 @@ def test_the_runs_that_are_served_are_said_and_taken_back(ledger: Ledger) -> Non
     look = fleet.look(ledger, "bob", [RUN], settled_seconds=60.0)
     assert (look.serving, look.settled, look.fragments) == ({"ada": frozenset()}, frozenset(), {RUN: 1})
     assert fleet.look(ledger, "bob", [RUN], settled_seconds=0.0).settled == {"ada"}
+
+
+def test_who_follows_an_orderly_goodbye_need_not_be_careful(ledger: Ledger) -> None:
+    # Given an owner that read nothing, and gave its fragment back
+    Pipeline(ledger)
+    renew(ledger, "first", runs=(RUN,))
+    lease = leases.acquire(ledger, RUN, 0, "ada", take_own=True)
+    assert lease is not None
+    suspects.begin(ledger, lease)
+    fleet.leave(ledger, "ada", "first", leases=(lease.token,))
+
+    # When the next one begins at the same position, then nobody has died there
+    following = leases.acquire(ledger, RUN, 0, "bob", take_own=False)
+    assert following is not None
+    assert not suspects.begin(ledger, following).careful
 
 
 def test_who_gives_its_name_back_leaves_no_row(ledger: Ledger) -> None:

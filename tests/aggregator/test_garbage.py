@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +28,7 @@ from deltapost.serialization.records import Attestation, Record
 from deltapost.stores import Blob
 from deltapost.stores.memory import MemoryStore
 from deltapost_aggregator.garbage import Judge, sweep
-from deltapost_aggregator.housekeeping import Housekeeper
+from deltapost_aggregator.housekeeping import Housekeeper, Housekeeping
 from fixtures.histories import FRAGMENTS, ROUNDS, ScriptedRun, copy, restore
 from fixtures.pipeline import RUN, Pipeline, arrays, learner_signing_key
 
@@ -311,3 +313,19 @@ def test_stopped_at_a_step_while_the_ledger_is_restored_and_another_owner_goes_o
     whole_sweep(pipeline)
     assert referenced(pipeline) <= keys(pipeline)
     assert learner_key(RUN, "ada") in keys(pipeline)
+
+
+def test_a_finished_run_is_kept_house_for_no_longer(sqlite_ledger: Ledger) -> None:
+    pipeline = Pipeline(sqlite_ledger)
+    context = pipeline.context()
+    housekeeping = Housekeeping(context.services)
+    housekeeping.serve(context)
+    housekeeping.step(0.0)
+
+    context.finished = True
+    housekeeping.step(0.0)
+
+    remembered = weakref.ref(context)
+    del context
+    gc.collect()
+    assert remembered() is None

@@ -181,7 +181,7 @@ def leave(ledger: Ledger, name: str, token: str, *, leases: Collection[str]) -> 
             session.execute(
                 update(FragmentRow)
                 .where(FragmentRow.lease_token.in_(tokens[start : start + LEASES_PER_STATEMENT]))
-                .values(lease_token=None, lease_expires_at=None),
+                .values(lease_token=None, lease_expires_at=None, started_position=None),
                 execution_options={"synchronize_session": False},
             )
         own = select(AggregatorRow.name).where(AggregatorRow.name == name, AggregatorRow.token == token)
