@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, select
 
 from deltapost.audit.rebuild import Rebuilt, rebuild
-from deltapost.errors import ObjectMissing, RunMismatch
+from deltapost.errors import ConfigurationError, RunMismatch
 from deltapost.ledger import leases, registry, runs
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.tables import ContributionRow, FragmentRow, LearnerRow, ParticipantRow, RoundRow
@@ -348,7 +348,7 @@ def test_a_run_of_another_manifest_is_refused_and_one_that_is_not_there_is_named
     played: ScriptedRun,
 ) -> None:
     pipeline = played.pipeline
-    with pytest.raises(ObjectMissing, match="nowhere/manifest"):
+    with pytest.raises(ConfigurationError, match=r"no run 'nowhere' in the store: .*nowhere/manifest"):
         rebuild(pipeline.ledger, pipeline.store, "nowhere")
     manifest = Manifest.from_bytes(pipeline.store.get(manifest_key(RUN)).data)
     other = manifest.model_copy(update={"creator_key": bytes(32)})

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 import deltapost
 from deltapost.errors import DeltapostError, ObjectMissing, StoreUnavailable, StreamUnavailable
-from deltapost.learner import files
+from deltapost.learner import courier, files
 from deltapost.ledger.tables import ContributionRow, ParticipantRow
 from deltapost.serialization.names import commits_stream
 from deltapost.stores.memory import MemoryStore
@@ -346,3 +346,23 @@ def test_an_upload_that_is_gone_when_it_is_read_back_is_posted_again_and_stops_n
 
         assert store.failed
         assert run.wait_for(0, 1, timeout=15)
+
+
+def test_a_learner_that_round_after_round_closes_without_is_warned(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(courier, "PASSED_OVER_WARNING", 1)
+    with (
+        served.join(small_model(), algorithm()) as ada,
+        served.join(small_model(), algorithm(), learner="bob") as bob,
+    ):
+        # Given a round that is closed
+        ada.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
+        assert ada.wait_for(0, 1, timeout=20)
+
+        # When Bob contributes to it
+        bob.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
+
+        # Then he is told what may be wrong, and Ada is not
+        eventually(lambda: 'contributions_passed_over run="tiny" learner="bob"' in caplog.text)
+        assert 'contributions_passed_over run="tiny" learner="ada"' not in caplog.text

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from deltapost.errors import (
+    ConfigurationError,
     ForkedHistory,
     HistoryError,
     MalformedMessage,
@@ -71,8 +72,14 @@ class BucketHistory:
 
     @classmethod
     def open(cls, store: ObjectStore, run: str) -> BucketHistory:
-        """Reads the manifest and the run's key. Raises ObjectMissing when there is no such run."""
-        manifest = _document(store, manifest_key(run), Manifest)
+        """Reads the manifest and the run's key. Raises ConfigurationError when there is no such run."""
+        try:
+            manifest = _document(store, manifest_key(run), Manifest)
+        except ObjectMissing as error:
+            raise ConfigurationError(
+                f"there is no run {run!r} in the store: {error}",
+                hint="look at the run's id, and at the prefix in --store or DELTAPOST_STORE",
+            ) from None
         if manifest.run != run:
             raise HistoryError(f"the object {manifest_key(run)!r} is the manifest of run {manifest.run!r}")
         pinned = manifest.aggregator_key

@@ -84,8 +84,8 @@ def rebuild(
 ) -> Rebuilt:
     """Writes the run's rounds, participants, verdicts, counts and learners from the bucket.
 
-    `progress` is called with the records done and all there are. Raises ObjectMissing when the bucket has no
-    such run, RunMismatch when the ledger knows another manifest of its name.
+    `progress` is called with the records done and all there are. Raises ConfigurationError when the bucket
+    has no such run, RunMismatch when the ledger knows another manifest of its name.
     """
     history = BucketHistory.open(store, run)
     runs.admit(ledger, history.manifest)

@@ -28,6 +28,7 @@ from deltapost.learner.publishing import Publisher
 from deltapost.serialization.messages import AdviceMessage, CommitMessage, read_message
 from deltapost.serialization.names import commits_stream, envelope_stream
 from deltapost.serialization.records import Record
+from deltapost.serialization.verdicts import Verdict
 from deltapost.streams import START, MessageLog, position_key
 
 logger = events(__name__)
@@ -37,6 +38,8 @@ LONGEST_REPOST_SECONDS = 300.0
 PROBE_SECONDS = 5.0
 #: Seconds between looks for the run's end marker, in case its announcements were lost.
 END_PROBE_SECONDS = 30.0
+#: Contributions in a row that rounds closed without, before each warning: one or two are a slow step.
+PASSED_OVER_WARNING = 5
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Courier:
         self._repost_seconds = repost_seconds
         self._monotonic = monotonic
         self._announced: dict[int, int] = {}
+        self._passed_over = 0
         self._probe_at = monotonic() + PROBE_SECONDS
         self._end_probe_at = monotonic() + END_PROBE_SECONDS
         #: What a session finds in its journal is posted again at once: nobody knows what became of it.
@@ -204,11 +208,27 @@ class Courier:
                 record = read.get(round_key) or self._follower.record_of_base(*round_key)
                 if record is None:
                     continue  # behind the newest version there is one: the store does not show it yet
-                self._journal.settle(entry, record.verdicts().get(entry.signed.sha256))
+                verdict = record.verdicts().get(entry.signed.sha256)
+                self._journal.settle(entry, verdict)
+                self._count_passed_over(verdict)
             except (StoreError, StateUnavailable) as error:
                 logger.warning("answer_delayed", extra=self._fields() | {"reason": str(error)})
                 continue
             self._reposts.pop(entry.signed.sha256, None)
+
+    def _count_passed_over(self, verdict: Verdict | None) -> None:
+        """Says so when round after round closes without a word about this learner's contribution."""
+        self._passed_over = self._passed_over + 1 if verdict is None else 0
+        if self._passed_over and self._passed_over % PASSED_OVER_WARNING == 0:
+            logger.warning(
+                "contributions_passed_over",
+                extra=self._fields()
+                | {
+                    "contributions": self._passed_over,
+                    "reason": "the last rounds closed without them: they come too late, or this key "
+                    f"counts no longer (see: deltapost learner list {self._run})",
+                },
+            )
 
     def _repost(self) -> None:
         """Posts unanswered envelopes again: on a new stream epoch, or when their time has come."""
