@@ -15,7 +15,7 @@ from deltapost.algorithms.plan import RunPlan
 from deltapost.cli.main import app
 from deltapost.errors import ConfigurationError, DeltapostError
 from deltapost.learner.creating import create_run
-from deltapost.serialization.names import learner_key, record_key
+from deltapost.serialization.names import learner_key, record_key, registry_key
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore, open_store
 from fixtures.pipeline import learner_signing_key, plain_config
@@ -145,6 +145,13 @@ def test_the_list_has_every_entry_in_order(learner: Command) -> None:
     plain = CliRunner().invoke(app, ["learner", "list", "tiny", "--store", learner.url])
     assert "revoke  bob" in plain.output
     assert "3 entries" in plain.output
+
+
+def test_an_entry_that_cannot_be_read_is_named(learner: Command) -> None:
+    learner.store.put(registry_key("tiny", 1), b"junk")
+
+    with pytest.raises(DeltapostError, match=f"the object '{registry_key('tiny', 1)}'"):
+        learner("list", "tiny")
 
 
 def test_two_commands_at_once_both_count(learner: Command, monkeypatch: pytest.MonkeyPatch) -> None:

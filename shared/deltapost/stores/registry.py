@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deltapost.algorithms.key_history import KeyHistory
-from deltapost.errors import ConfigurationError, NotReadable, ObjectConflict, ObjectMissing
+from deltapost.errors import ConfigurationError, MalformedMessage, NotReadable, ObjectConflict, ObjectMissing
 from deltapost.limits import MAX_MESSAGE_BYTES, MAX_REGISTRY_ENTRIES
 from deltapost.serialization.names import learner_key, registry_key
 from deltapost.serialization.records import Manifest
@@ -30,8 +30,11 @@ class StoredEntry:
 
     @classmethod
     def read(cls, data: bytes, manifest: Manifest, *, number: int, previous: bytes) -> StoredEntry:
-        """Raises MalformedMessage, SignatureRefused, ForkedHistory."""
-        entry = read_entry(data, manifest, number=number, previous=previous)
+        """Raises MalformedMessage (naming the object), SignatureRefused, ForkedHistory."""
+        try:
+            entry = read_entry(data, manifest, number=number, previous=previous)
+        except MalformedMessage as error:
+            raise MalformedMessage(f"the object {registry_key(manifest.run, number)!r}: {error}") from None
         return cls(entry, data, SignedKeyEntry.from_bytes(data, limit=2 * MAX_MESSAGE_BYTES).sha256)
 
 
