@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deltapost.errors import AccessDenied, ObjectConflict, ObjectMissing, StoreError
+from deltapost.errors import AccessDenied, ObjectConflict, ObjectMissing, StoreError, StoreUnavailable
 from deltapost.stores import Blob
 from deltapost.stores.directory import DirectoryStore
 
@@ -213,3 +213,33 @@ def test_of_processes_that_race_exactly_one_wins_each_key(root: Path) -> None:
     store = DirectoryStore(root)
     winners = [store.get(each.key).data for each in store.list("run/")]
     assert [winners.count(b"racer %d" % n) for n in range(3)] == wins
+
+
+@pytest.mark.parametrize("instead", [False, True], ids=["gone", "an empty directory in its place"])
+def test_a_directory_that_vanished_under_an_open_store_is_no_definite_answer(
+    tmp_path: Path, instead: bool
+) -> None:
+    # Given an open store whose disk is unmounted
+    root = tmp_path / "bucket"
+    store = DirectoryStore(root)
+    store.put("run/manifest", b"bytes")
+    root.rename(tmp_path / "elsewhere")
+    if instead:
+        root.mkdir()
+
+    # Then nothing is said to be missing, and nothing is written beside it
+    for call in (
+        lambda: store.get("run/manifest"),
+        lambda: store.head("run/manifest"),
+        lambda: list(store.list("run/")),
+        lambda: store.put("run/other", b"bytes"),
+    ):
+        with pytest.raises(StoreUnavailable, match="is gone"):
+            call()
+
+    # And all is there again once the disk is back
+    if instead:
+        root.rmdir()
+    (tmp_path / "elsewhere").rename(root)
+    assert store.get("run/manifest").data == b"bytes"
+    assert store.put("run/other", b"bytes")

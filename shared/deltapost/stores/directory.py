@@ -5,10 +5,12 @@ links it to its name; a link to a taken name fails, which is what makes a put cr
 too. Beside the objects, `.deltapost/` keeps the temporary files (those older than an hour are removed at
 opening) and the metadata.
 
-Failure modes. A full or broken disk is StoreUnavailable, with the path; a directory that may not be written
-is AccessDenied. An object's metadata is a file of its own, created once and *before* the object appears: a
-reader finds it complete, but of two puts of one key that race, or of a put that was killed and one that came
-later, the metadata of the first stays. Where keys end in their content's hash, both describe the same bytes.
+Failure modes. A full or broken disk is StoreUnavailable, with the path, and so is a directory that is gone
+under an open store, as when its disk was unmounted: what is not there then is no definite answer. A directory
+that may not be written is AccessDenied. An object's metadata is a file of its own, created once and *before*
+the object appears: a reader finds it complete, but of two puts of one key that race, or of a put that was
+killed and one that came later, the metadata of the first stays. Where keys end in their content's hash, both
+describe the same bytes.
 """
 
 from __future__ import annotations
@@ -95,6 +97,7 @@ class DirectoryStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
+        self._check_there()
         above, slash, _ = prefix.rpartition("/")
         return self._walk(above + slash, prefix)
 
@@ -131,10 +134,20 @@ class DirectoryStore:
         try:
             return open(path, "rb")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._check_there()
             raise ObjectMissing(key) from None
+
+    def _check_there(self) -> None:
+        """Raises StoreUnavailable unless the directory that was opened still is what stands there."""
+        if not os.path.isdir(self._temporary):
+            raise StoreUnavailable(
+                f"the directory store {self._root} is gone, or is another directory than was opened",
+                hint="mount its disk again, or put it back",
+            )
 
     def _create(self, path: str, data: bytes) -> bool:
         """Whether `path` was free and now is a whole file of `data`, on the disk with its name."""
+        self._check_there()
         parent = os.path.dirname(path)
         temporary = os.path.join(self._temporary, f"{os.getpid()}-{secrets.token_hex(8)}")
         try:
