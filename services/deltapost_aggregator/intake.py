@@ -161,7 +161,8 @@ class Intake:
             refused = self._context.keys.refusal(signed, message.learner, _judged_at(message, view))
             if refused is not None:
                 return Uncounted(entry.id, refused.reason, detail=refused.detail)
-        self._context.contributed(message.learner)
+            # Once for each envelope: a copy, by its learner's timer or by anybody, shows no sign of life.
+            self._context.contributed(message.learner)
         found = self._without_store(entry.id, signed, view)
         match found:
             case NeedsProbe():

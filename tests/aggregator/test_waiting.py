@@ -111,6 +111,28 @@ def test_the_last_round_closes_after_those_who_made_it_have_left(ledger: Ledger)
     assert pipeline.record(1).degraded
 
 
+def test_a_copy_of_a_contribution_keeps_nobody_live(ledger: Ledger) -> None:
+    # Given a learner that contributed and has died since
+    pipeline = Pipeline(ledger)
+    context = pipeline.context()
+    members, worker = MembersReader(context), FragmentWorker(context, 0)
+    say(pipeline, "ada", 0)
+    members.step(0.0)
+    contribution = pipeline.post("ada", arrays(1))
+    pipeline.settle(worker)
+    pipeline.clock.sleep(context.services.settings.learner_lease_seconds + 1)
+    say(pipeline, "bob", 0)
+    members.step(0.0)
+    assert context.live() == {"bob"}
+
+    # When its contribution comes again, by whoever has seen it
+    pipeline.append(contribution, 0)
+    pipeline.settle(worker)
+
+    # Then nobody waits for it
+    assert context.live() == {"bob"}
+
+
 def test_an_id_first_seen_at_a_version_does_not_make_its_quorum_and_is_merged_all_the_same(
     ledger: Ledger,
 ) -> None:
