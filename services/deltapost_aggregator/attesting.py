@@ -134,11 +134,10 @@ class Attester:
                 for claim in content.claims:
                     self._check_claim(claim, record.base)
             closed = self._computer.compute(before, content)
-        except StoreError as error:
-            if not isinstance(error, ObjectMissing):
-                raise
-            raise self._refused(key, error) from error
         except (DeltapostError, ValueError) as error:
+            says_nothing = isinstance(error, StoreError) and not isinstance(error, ObjectMissing)
+            if says_nothing or (isinstance(error, DeltapostError) and error.retryable):
+                raise
             raise self._refused(key, error) from error
         if closed.record != record:
             raise HistoryError(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from deltapost.errors import HistoryError
+from deltapost.errors import HistoryError, LedgerUnavailable
+from deltapost.ledger import intake as ledger_intake
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
@@ -60,6 +61,21 @@ def test_an_honest_record_is_vouched_for_with_every_object_it_names(restored: Re
     assert restored.pipeline.store.head(anchor).size == restored.record.anchor.size
     assert restored.pipeline.store.head(outer).size == restored.record.outer.size
     assert restored.pipeline.store.head(attestation_key(RUN, 0, 1)).size > 0
+
+
+def test_a_ledger_that_fails_meanwhile_says_nothing_about_the_record(
+    restored: Restored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable(*_: object) -> None:
+        raise LedgerUnavailable("restarting")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_intake, "envelope", unavailable)
+        with pytest.raises(LedgerUnavailable):
+            restored.pipeline.run_to(1)
+
+    restored.pipeline.run_to(1)
+    assert restored.pipeline.record(1) == restored.record
 
 
 Change = Callable[[Record], Record]
