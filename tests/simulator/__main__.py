@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deltapost.points import POINTS
+from deltapost.points import END_POINTS, POINTS
 from simulator.running import Outcome, run_seed
 from simulator.scenario import AT_POINTS, BY_CALL, HOSTILE, PLANNED
 from simulator.shrinking import shrink
@@ -48,9 +48,9 @@ class Coverage:
     def holes(self) -> list[str]:
         """Faults that never struck and points that nobody reached."""
         faults = [*BY_CALL, *PLANNED, *(f"hostile.{kind}" for kind in HOSTILE)]
-        faults += [f"{kind}@{point}" for kind in AT_POINTS for point in POINTS]
+        faults += [f"{kind}@{point}" for kind in AT_POINTS for point in (*POINTS, *END_POINTS)]
         return [name for name in faults if not self.struck[name]] + [
-            f"{point} is never reached" for point in POINTS if not self.reached[point]
+            f"{point} is never reached" for point in (*POINTS, *END_POINTS) if not self.reached[point]
         ]
 
     def show(self) -> None:
@@ -59,7 +59,7 @@ class Coverage:
             table.add_row(name, str(self.struck[name]))
         console.print(table)
         table = Table("point", "reached", *AT_POINTS, title="Points", title_justify="left")
-        for point in POINTS:
+        for point in (*POINTS, *END_POINTS):
             struck = (str(self.struck[f"{kind}@{point}"]) for kind in AT_POINTS)
             table.add_row(point, str(self.reached[point]), *struck)
         console.print(table)

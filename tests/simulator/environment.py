@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from deltapost.serialization.names import commits_stream, envelope_stream, members_stream, parse_key
 from fixtures.pipeline import RUN
+from simulator.finishing import finish
 from simulator.scenario import Planned
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def strike(world: World, one: Planned) -> None:
         "log": _log,
         "ledger": _ledger,
         "store": _store,
+        "run": _run,
     }[area](world, what)
     if detail is not None:
         world.planned_strike(one, detail)
@@ -88,6 +90,13 @@ def _learner(world: World, what: str) -> str | None:
     slot.process.kill()
     shutil.rmtree(world.state_directory(slot.name), ignore_errors=True)
     return slot.name
+
+
+def _run(world: World, _what: str) -> str:
+    """Somebody wants the run to end, and asks until it has."""
+    asker = world.scheduler.process("operator")
+    asker.spawn("", lambda: finish(world, asker))
+    return ""
 
 
 def _log(world: World, what: str) -> str | None:

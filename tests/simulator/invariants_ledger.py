@@ -19,7 +19,7 @@ class LedgerChecks:
     def __init__(self, database: Database, history: History) -> None:
         self._database = database
         self._history = history
-        self._heads: dict[int, int] = {}
+        self._heads: dict[int, tuple[int, bool]] = {}
         self._seals: set[bytes] = set()
 
     def restored(self) -> None:
@@ -36,18 +36,28 @@ class LedgerChecks:
                 content = ask("SELECT content FROM seals WHERE rowid = ?", (row,)).fetchone()[0]
                 seal = SealContent.from_bytes(content)
                 self._history.seals.setdefault((seal.fragment, seal.version), []).append(seal)
+        ends = self._ends()
         for fragment, head, sha256, announced in ask(
             "SELECT fragment, head, head_sha256, announced FROM fragments"
-        ):
-            if self._heads.get(fragment) != head:
-                self._heads[fragment] = head
-                self._check_head(fragment, head, sha256)
-            if announced > self._history.tip(fragment):  # above a head that was restored is possible
-                self._history.fail(
-                    f"fragment {fragment} is announced up to {announced}, which is not recorded"
-                )
+        ).fetchall():
+            if self._heads.get(fragment) != (head, fragment in ends):
+                self._heads[fragment] = (head, fragment in ends)
+                self._check_head(fragment, head, sha256, ends.get(fragment))
+            # Above SQL's head it may be: one who announced before a restore notes it after.
+            if announced > 0 and (fragment, announced) not in self._history.attested:
+                self._history.fail(f"fragment {fragment} is announced up to {announced}, unattested")
+        if self.finished() and not self._history.run_ended:
+            self._history.fail("SQL calls the run finished, and the bucket has no end of it")
 
-    def _check_head(self, fragment: int, head: int, sha256: bytes) -> None:
+    def finished(self) -> bool:
+        """Whether the run is over in SQL."""
+        return self._database.connection.execute("SELECT state FROM runs").fetchall() == [("finished",)]
+
+    def _ends(self) -> dict[int, tuple[int, bytes]]:
+        rows = self._database.connection.execute("SELECT fragment, version, end_sha256 FROM fragment_ends")
+        return {fragment: (version, sha256) for fragment, version, sha256 in rows}
+
+    def _check_head(self, fragment: int, head: int, sha256: bytes, end: tuple[int, bytes] | None) -> None:
         history = self._history
         if head > history.tip(fragment):
             history.fail(f"SQL has version {head} of fragment {fragment}, the bucket {history.tip(fragment)}")
@@ -56,9 +66,15 @@ class LedgerChecks:
             history.fail(f"SQL's head {head} of fragment {fragment} is not the bucket's record")
         if head > 0 and (fragment, head) not in history.attested:
             history.fail(f"SQL has version {head} of fragment {fragment}, which nobody attested")
-        self._check_rows(fragment, head)
+        if end is not None:
+            known = history.ends.get(fragment)
+            if known is None or end != (known.version, known.sha256) or head != history.tip(fragment):
+                history.fail(f"SQL's end of fragment {fragment}, at head {head}, is not the bucket's")
+            elif (fragment, known.version) not in history.attested:
+                history.fail(f"SQL has the end of fragment {fragment}, which nobody attested")
+        self._check_rows(fragment, head, ended=end is not None)
 
-    def _check_rows(self, fragment: int, head: int) -> None:
+    def _check_rows(self, fragment: int, head: int, *, ended: bool) -> None:
         history, ask = self._history, self._database.connection.execute
         rounds = dict(
             ask("SELECT version, record FROM rounds WHERE fragment = ? ORDER BY version", (fragment,))
@@ -81,6 +97,9 @@ class LedgerChecks:
             for record in history.records[fragment][:head]
             for envelope, verdict in record.verdicts().items()
         }
+        if ended and fragment in history.ends:
+            end = history.ends[fragment]
+            expected |= {envelope: (end.version, verdict) for envelope, verdict in end.verdicts().items()}
         if answered != expected:
             wrong = {key.hex()[:12] for key in answered.keys() ^ expected.keys()}
             wrong |= {k.hex()[:12] for k in answered.keys() & expected.keys() if answered[k] != expected[k]}
@@ -102,6 +121,8 @@ class LedgerChecks:
                 return (
                     f"fragment {fragment}: (head, announced) is {stands} in SQL, {len(chain)} in the bucket"
                 )
+        if self._history.end_is_wanted and not self.finished():
+            return f"the run is not finished in SQL, which has ends of {sorted(self._ends())}"
         return ""
 
     def waiting(self) -> list[str]:

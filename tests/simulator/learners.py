@@ -16,13 +16,14 @@ from unittest import mock
 import numpy as np
 
 import deltapost
-from deltapost.errors import DeltapostError, HistoryError, SignatureRefused, StoreError
+from deltapost.errors import DeltapostError, HistoryError, RunFinished, SignatureRefused
 from deltapost.learner.courier import Courier
 from deltapost.learner.inbox import Inbox
 from deltapost.learner.presence import Presence
 from deltapost.learner.session import Run
 from fixtures.pipeline import RUN, arrays
-from simulator.scheduling import Killed, Process
+from simulator.finishing import over_for
+from simulator.scheduling import Killed, Lock, Process
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -41,6 +42,9 @@ class _Event:
 
     def set(self) -> None:
         self._set = True
+
+    def clear(self) -> None:
+        self._set = False
 
     def wait(self, seconds: float) -> bool:
         if not self._set:
@@ -99,7 +103,7 @@ class _Lock:
 
 @contextmanager
 def machine(world: World) -> Iterator[None]:
-    """While this lasts, the learner's code runs on the simulated machine of whichever process is current."""
+    """While this lasts, the code runs on the simulated machine of whichever process is current."""
 
     def process() -> Process:
         current = world.scheduler.current
@@ -135,6 +139,7 @@ def machine(world: World) -> Iterator[None]:
 
     chance = Random(f"tokens {world.scenario.seed}")
     clock = SimpleNamespace(monotonic=lambda: process().monotonic())
+    threads = SimpleNamespace(Lock=lambda: Lock(process()), Event=lambda: _Event(process()))
     replaced = {
         "deltapost.learner.joining.Courier": _Courier,
         "deltapost.learner.joining.Presence": _Presence,
@@ -144,6 +149,8 @@ def machine(world: World) -> Iterator[None]:
             lambda point: world.reach(process(), point)
         ),
         "deltapost.learner.session.time": clock,
+        "deltapost_aggregator.fleet.threading": threads,
+        "deltapost_aggregator.keyring.threading": threads,
         "os.fsync": lambda _descriptor: None,
         "secrets.token_hex": lambda count: chance.randbytes(count).hex(),
     }
@@ -173,6 +180,9 @@ def _train(world: World, process: Process, learner: str) -> None:
             signing_key_file=str(world.key_file(learner)),
             poll_seconds=POLL_SECONDS,
         )
+    except RunFinished:
+        over_for(world, learner, None)
+        return
     except DeltapostError as error:
         if isinstance(error, HistoryError | SignatureRefused):
             world.fail(f"{learner} cannot join: {error}")
@@ -180,10 +190,14 @@ def _train(world: World, process: Process, learner: str) -> None:
         process.kill()
         raise Killed from error
     world.joined(learner, run)
-    while not world.leaves(process):
+    over = False
+    while not over and not world.leaves(process):
         process.sleep(world.scenario.step_seconds * chance.uniform(0.5, 1.5))
         _step(world, run, model, chance, noise)
+        over = run.finished and not any(map(run._inbox.has, range(len(run.versions))))
     run.leave()
+    if over:
+        over_for(world, learner, run.versions)
 
 
 def _step(world: World, run: Run, model: dict[str, Any], chance: Random, noise: np.random.Generator) -> None:
@@ -200,6 +214,6 @@ def _step(world: World, run: Run, model: dict[str, Any], chance: Random, noise: 
         world.fail(f"{run.learner} refuses history: {error}")
         raise Killed from error
     except DeltapostError as error:
-        if not error.retryable and not isinstance(error, StoreError):  # a first upload that was lost at once
+        if not error.retryable:
             world.fail(f"{run.learner} cannot train on: {error!r}")
         world.note(f"{run.learner}: {error}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from deltapost.algorithms.diloco import DiLoCo, WeightedMean
-from deltapost.points import LEARNER_POINTS, POINTS, RECOVERY_POINTS
+from deltapost.points import END_POINTS, GARBAGE_POINTS, LEARNER_POINTS, POINTS, RECOVERY_POINTS
 
 BY_CALL = (
     "store.refused",
@@ -49,6 +49,7 @@ PLANNED = (
     "process.stopped",
     "learner.leaves",
     "learner.disk_lost",
+    "run.finished",
 )
 
 AT_POINTS = ("kill", "stop", "lost")
@@ -99,6 +100,9 @@ class Scenario:
     hostile: frozenset[str]
     key_is_pinned: bool
     cache_bytes: int
+    #: None: this run's bucket is not kept.
+    garbage_seconds: float | None
+    retain: str
     step_seconds: float
     turns: int
     calls: frozenset[str]
@@ -115,6 +119,7 @@ class Scenario:
         calls = frozenset(kind for kind in BY_CALL if not calm and chance.random() < 0.4)
         turns = chance.randrange(400, 1_600)
         hostile = frozenset(kind for kind in HOSTILE if chance.random() < 0.35)
+        garbage_seconds = chance.choice((None, None, 5.0, 30.0))
         return cls(
             seed=seed,
             config=_config(chance, learners, fragments),
@@ -124,12 +129,14 @@ class Scenario:
             hostile=frozenset() if calm or chance.random() < 0.4 else hostile,
             key_is_pinned=chance.random() < 0.7,
             cache_bytes=chance.choice((0, 0, 2**20)),
+            garbage_seconds=garbage_seconds,
+            retain=chance.choice(("", "", "rounds=1", "rounds=3")) if garbage_seconds else "",
             step_seconds=chance.choice((0.1, 0.5, 2.0)),
             turns=turns,
             calls=calls,
             rate=chance.choice((0.005, 0.02, 0.06)),
             budget=chance.choice((3, 10, 40)),
-            planned=() if calm else tuple(_planned(chance, turns)),
+            planned=() if calm else tuple(_planned(chance, turns, keeps=garbage_seconds is not None)),
         )
 
     def without(self, numbers: frozenset[int]) -> Scenario:
@@ -138,15 +145,17 @@ class Scenario:
 
 
 def _config(chance: Random, learners: int, fragments: int) -> DiLoCo:
-    quorum = chance.randrange(1, learners + 1)
+    quorum, in_flight = chance.randrange(1, learners + 1), chance.randrange(1, fragments + 1)
+    if in_flight < fragments:  # learners out of phase wait for each other's fragments: docs/simulator.md
+        quorum = 1
     return DiLoCo(
         sync_every=fragments * chance.choice((1, 2)),
         fragments=fragments,
-        in_flight=chance.randrange(1, fragments + 1),
+        in_flight=in_flight,
         outer_lr=0.5,
         merge=WeightedMean(),
         overlap_steps=chance.choice((None, None, 0, 1)),
-        stall_after_seconds=60.0,
+        stall_after_seconds=chance.choice((20.0, 60.0)),
         quorum_size=quorum,
         min_quorum=chance.randrange(1, quorum + 1) if chance.random() < 0.3 else 1,
         grace_seconds=chance.choice((0.0, 0.0, 3.0, None)),
@@ -155,22 +164,34 @@ def _config(chance: Random, learners: int, fragments: int) -> DiLoCo:
     )
 
 
-def _planned(chance: Random, turns: int) -> list[Planned]:
-    kinds = [kind for kind in PLANNED if chance.random() < 0.25]
+def _planned(chance: Random, turns: int, *, keeps: bool) -> list[Planned]:
+    finishes = chance.random() < 0.15
+    kinds = [kind for kind in PLANNED if kind != "run.finished" and chance.random() < 0.25]
     found: list[Planned] = []
+
+    def plan(kind: str, turn: int = 0, point: str = "", count: int = 1) -> None:
+        found.append(Planned(len(found), kind, turn=turn, point=point, count=count))
+
     for kind in kinds:
         for _ in range(chance.choice((1, 1, 2))):
-            found.append(Planned(len(found), kind, turn=chance.randrange(50, turns - 50)))
+            plan(kind, turn=chance.randrange(50, turns - 50))
+    if finishes:
+        plan("run.finished", turn=chance.randrange(turns // 2, turns - 50))
+        for _ in range(chance.choice((1, 2))):
+            plan(chance.choice(AT_POINTS), point=chance.choice(END_POINTS), count=chance.choice((1, 1, 2)))
+    if keeps and chance.random() < 0.5:
+        plan(chance.choice(AT_POINTS), point=chance.choice(GARBAGE_POINTS), count=chance.choice((1, 2, 5)))
+    steps = [point for point in POINTS if point not in (*LEARNER_POINTS, *GARBAGE_POINTS)]
     for _ in range(chance.choice((0, 2, 3, 5))):
-        learner = chance.random() < 0.1
-        point = chance.choice(LEARNER_POINTS if learner else POINTS)
+        point = chance.choice(LEARNER_POINTS if chance.random() < 0.1 else steps)
         kind = chance.choice(AT_POINTS)
-        count = 1 if point in RECOVERY_POINTS else chance.choice((1, 1, 2, 3, 5))
-        found.append(Planned(len(found), kind, point=point, count=count))
+        plan(kind, point=point, count=1 if point in RECOVERY_POINTS else chance.choice((1, 1, 2, 3, 5)))
     if (
         chance.random() < 0.15
-    ):  # the most telling pair: an owner stopped before a write, SQL restored meanwhile
-        point = chance.choice(("record.before_put", "intake.tx_sent", "seal.tx_sent", "round.tx_sent"))
-        found.append(Planned(len(found), "stop", point=point))
-        found.append(Planned(len(found), "ledger.restored", turn=chance.randrange(100, turns - 50)))
+    ):  # the most telling pair: somebody stopped before a write, SQL restored meanwhile
+        telling = ["record.before_put", "intake.tx_sent", "seal.tx_sent", "round.tx_sent"]
+        telling += ["gc.checked"] * 2 if keeps else []
+        telling += ["end.before_put", "end.attested"] if finishes else []
+        plan("stop", point=chance.choice(telling))
+        plan("ledger.restored", turn=chance.randrange(100, turns - 50))
     return found

@@ -16,6 +16,8 @@ from random import Random
 HUNG_SECONDS = 60.0
 #: Chance that an actor goes on after its turn, where others could: long runs of one are schedules too.
 STICKY = 0.4
+#: Simulated seconds between two looks at a lock that is held.
+LOCK_SECONDS = 0.1
 
 
 class Killed(BaseException):
@@ -35,12 +37,15 @@ class Process:
         self.dead = False
         self.stopped_until = 0.0
         self.actors: list[Actor] = []
+        #: Objects that it read, whole, and may remember.
+        self.read: set[str] = set()
         self._offset = offset
 
-    def spawn(self, name: str, body: Callable[[], object]) -> None:
+    def spawn(self, name: str, body: Callable[[], object]) -> Actor:
         """Starts a thread of this process."""
         self.actors.append(Actor(self, f"{self.name} {name}", body))
         self.scheduler.actors.append(self.actors[-1])
+        return self.actors[-1]
 
     def kill(self) -> None:
         self.dead = True
@@ -62,6 +67,40 @@ class Process:
         self.scheduler.turn("", seconds)
 
 
+class Lock:
+    """A lock between threads of one process, which they hold over calls: who waits takes its turns."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._held = False
+
+    def acquire(self, timeout: float = float("inf")) -> bool:
+        deadline = self._process.monotonic() + timeout
+        while self._held:
+            left = deadline - self._process.monotonic()
+            if left <= 0:
+                return False
+            self._process.sleep(min(left, LOCK_SECONDS))
+        self._held = True
+        return True
+
+    def release(self) -> None:
+        self._held = False
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _gate() -> threading.Lock:
+    """A closed gate: `release` lets one through `acquire`. Bare, as it is passed at each turn."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
 class Actor:
     """One thread that only runs when its gate is open."""
 
@@ -72,10 +111,15 @@ class Actor:
         #: The streams whose next entry wakes this actor up.
         self.listening: frozenset[str] = frozenset()
         self.ended = False
-        self.gate = threading.Semaphore(0)
+        self.gate = _gate()
         self._body = body
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def wake(self) -> None:
+        """It need not wait any longer."""
+        self.listening = frozenset()
+        self.wake_at = self.process.scheduler.now
 
     def _run(self) -> None:
         self.gate.acquire()
@@ -105,7 +149,7 @@ class Scheduler:
         self._after_turn = after_turn
         self._trace = trace
         self._over = False
-        self._main = threading.Semaphore(0)
+        self._main = _gate()
         self.current: Actor | None = None
 
     def process(self, name: str) -> Process:
@@ -161,8 +205,7 @@ class Scheduler:
         """Whoever waits for mail in the stream need not wait longer."""
         for actor in self.actors:
             if stream in actor.listening:
-                actor.listening = frozenset()
-                actor.wake_at = self.now
+                actor.wake()
 
     def _go(self, following: Actor | None) -> None:
         self.current = following

@@ -19,4 +19,4 @@ def test_whatever_goes_wrong_every_invariant_holds(seed: int) -> None:
 
     story = "\n".join((f"make sim SEEDS=1 FIRST_SEED={seed}", *outcome.happened, *outcome.trace[-40:]))
     assert outcome.failure is None, f"{outcome.failure}\n{story}"
-    assert outcome.rounds > 0
+    assert outcome.rounds > 0 or outcome.reached["end.run_put"] > 0

@@ -29,6 +29,7 @@ from fixtures.pipeline import AGGREGATOR_KEY, RUN, arrays, learner_signing_key
 from simulator import environment
 from simulator.aggregators import start_aggregator
 from simulator.boundary import Boundary
+from simulator.finishing import unfinished
 from simulator.hostile import NAME, Mallory
 from simulator.invariants import History
 from simulator.invariants_ledger import LedgerChecks
@@ -59,6 +60,8 @@ class Slot:
     process: Process | None = None
     restart_at: float | None = None
     leaving: bool = False
+    #: The run has ended, and this learner knows.
+    over: bool = False
     run: Run | None = None
     versions: dict[int, int] = field(default_factory=dict)
 
@@ -96,7 +99,9 @@ class World:
             aggregator_key=AGGREGATOR_KEY.public if scenario.key_is_pinned else None,
         )
         honest = frozenset(self.names)
-        self.history = History(self.bucket, self.plan, AGGREGATOR_KEY.public, honest, self.fail)
+        self.history = History(
+            self.bucket, self.plan, AGGREGATOR_KEY.public, honest, self._was_read, self.fail
+        )
         self.checks = LedgerChecks(self.database, self.history)
         self.store = FaultyStore(
             self.bucket, self.boundary, self.history.put, self.history.before_delete, self._got
@@ -170,7 +175,7 @@ class World:
             if now - origin >= slot.first_at or self.healed:
                 self._start(slot)
             return
-        if not slot.process.ended or (slot.name == NAME and self.healed):
+        if not slot.process.ended or slot.over or (slot.name == NAME and self.healed):
             return
         if slot.restart_at is None:
             slot.restart_at = now + self.chance.choice((0.2, 2.0, 10.0, 40.0))
@@ -237,7 +242,11 @@ class World:
         if actor is None or parsed is None or parsed.area != "deltas" or actor.process.name in self.names:
             return
         if hashlib.sha256(blob.data).digest() == parsed.sha256:
-            self.history.fetched.add(key)
+            actor.process.read.add(key)
+
+    def _was_read(self, key: str) -> bool:
+        actor = self.scheduler.current
+        return actor is not None and key in actor.process.read
 
     def slot_of(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
@@ -290,6 +299,8 @@ class World:
 
     def unsettled(self) -> str:
         """What is not as it has to be at the end; empty when all is."""
+        if self.history.end_is_wanted:
+            return unfinished(self)
         for fragment, target in enumerate(self.targets):
             if self.history.tip(fragment) < target:
                 return f"fragment {fragment} is at version {self.history.tip(fragment)}, not {target}"
