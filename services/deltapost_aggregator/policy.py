@@ -11,6 +11,7 @@ from typing import Protocol
 
 from deltapost.algorithms.schedule import RoundTimes, Schedule
 from deltapost.algorithms.sealing import OpenRound, Ready, Waiting, readiness
+from deltapost.ledger import intake as ledger_intake
 from deltapost.limits import MAX_GRACE_SECONDS
 from deltapost_aggregator.context import RunContext
 
@@ -56,6 +57,10 @@ class SealPolicy:
         self._times = RoundTimes()
         self._started: tuple[int, float] | None = None
         self._quorum_at: tuple[int, float] | None = None
+        #: Since when all who are missing have had no publication left, and when that was looked at.
+        self._held_since: float | None = None
+        self._held_looked_at = float("-inf")
+        self._held: frozenset[str] = frozenset()
 
     def begin(self, head: int) -> None:
         if self._started is None or self._started[0] != head:
@@ -68,10 +73,16 @@ class SealPolicy:
             self._quorum_at = None
         elif self._quorum_at is None or self._quorum_at[0] != view.head:
             self._quorum_at = (view.head, now)
-        return self._readiness(view, now - self._quorum_at[1] if self._quorum_at else None)
+        since_quorum = now - self._quorum_at[1] if self._quorum_at else None
+        live = self._context.live()
+        found = self._readiness(view, since_quorum, live)
+        if isinstance(found, Ready) or not live:
+            self._held_since = None
+            return found
+        return self._readiness(view, since_quorum, live - self._held_elsewhere(view, live))
 
     def full(self, view: OpenRound, _position: str, /) -> bool:
-        ready = self._readiness(view, 0.0)
+        ready = self._readiness(view, 0.0, self._context.live())
         return isinstance(ready, Ready) and not ready.degraded
 
     def stages(self, head: int) -> Stages:
@@ -87,12 +98,37 @@ class SealPolicy:
     def _newcomers(self, view: OpenRound) -> set[str]:
         return {learner for learner in view.slots if not self._context.counts(learner, view.head)}
 
-    def _readiness(self, view: OpenRound, seconds_since_quorum: float | None) -> Ready | Waiting:
+    def _held_elsewhere(self, view: OpenRound, live: frozenset[str]) -> frozenset[str]:
+        """Who cannot come: everyone that is missing has all `in_flight` publications out in other rounds.
+
+        Out of phase, such learners hold each other's rounds open for ever. After a lease of that the round
+        does not wait for them.
+        """
+        config, now = self._context.plan.config, self._monotonic()
+        seconds = self._context.services.settings.learner_lease_seconds
+        missing = live - view.slots.keys() - self._context.passed(self._fragment, view.head)
+        if config.in_flight >= config.fragments or not view.slots or not missing:
+            self._held_since = None
+            return frozenset()
+        if now - self._held_looked_at >= seconds / 10:
+            self._held_looked_at = now
+            out = ledger_intake.outstanding(self._context.services.ledger, self._context.run, self._fragment)
+            self._held = frozenset(name for name, count in out.items() if count >= config.in_flight)
+        if not missing <= self._held:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = now
+        long = self._held_since is not None and now - self._held_since >= seconds
+        return missing if long else frozenset()
+
+    def _readiness(
+        self, view: OpenRound, seconds_since_quorum: float | None, live: frozenset[str] | None
+    ) -> Ready | Waiting:
         return readiness(
             accepted=view.slots,
             newcomers=self._newcomers(view),
             passed=self._context.passed(self._fragment, view.head),
-            live=self._context.live(),
+            live=live,
             config=self._context.plan.config,
             seconds_since_quorum=seconds_since_quorum,
             grace_seconds=self._grace_seconds(),

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Response
 from sqlalchemy import select, update
 
-from deltapost.ledger.engine import Ledger
+from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.tables import FragmentRow, LearnerRow
 from deltapost.serialization.messages import LeaveMessage, PassMessage, sign_message
 from deltapost.serialization.names import envelope_stream, members_stream
@@ -218,3 +218,59 @@ def test_a_stream_that_is_lost_again_and_again_gets_new_names_ever_more_slowly(l
 
     # Then in twenty seconds it was renamed at most after 0, 1, 3, 7 and 15 of them
     assert 2 <= len(set(names)) - 1 <= 5
+
+
+def test_learners_that_hold_each_others_rounds_open_are_not_waited_for_for_ever(
+    migrated_sqlite_url: str,
+) -> None:
+    # Given two learners out of phase, each with its one publication out in another fragment
+    ledger = open_ledger(migrated_sqlite_url)
+    config = plain_config(fragments=2, in_flight=1, quorum_size=2, stall_after_seconds=1e6)
+    pipeline = Pipeline(ledger, config=config)
+    for learner in ("ada", "bob"):
+        say(pipeline, learner, 0)
+    pipeline.post("ada", arrays(1), fragment=0)
+    pipeline.post("bob", arrays(2), fragment=1)
+    context = pipeline.context()
+    members = MembersReader(context)
+    workers = [FragmentWorker(context, fragment) for fragment in (0, 1)]
+
+    def turn(seconds: float, counter: int) -> list[int]:
+        for learner in ("ada", "bob"):
+            say(pipeline, learner, counter)
+        members.step(0.0)
+        for worker in workers:
+            worker.step(0.0)
+            worker.step(0.0)
+        pipeline.clock.sleep(seconds)
+        return [pipeline.head(fragment) for fragment in (0, 1)]
+
+    # Then their rounds wait for a lease's time, and after it one closes with whom it has
+    assert turn(20.0, 1) == [0, 0]
+    assert turn(20.0, 2) == [0, 0]
+    turn(20.0, 3)
+    assert sorted(turn(20.0, 4)) == [0, 1]
+    closed = turn(20.0, 5).index(1)
+    assert pipeline.record(1, closed).degraded
+
+    # And the learner that this set free is waited for by the other, as always
+    assert sum(turn(60.0, 6)) == 1
+    ledger.close()
+
+
+def test_who_still_can_come_is_waited_for(migrated_sqlite_url: str) -> None:
+    ledger = open_ledger(migrated_sqlite_url)
+    config = plain_config(fragments=2, in_flight=1, quorum_size=2, stall_after_seconds=1e6)
+    pipeline = Pipeline(ledger, config=config)
+    pipeline.post("ada", arrays(1), fragment=0)
+    context = pipeline.context()
+    members, worker = MembersReader(context), FragmentWorker(context, 0)
+    for counter in range(8):
+        for learner in ("ada", "bob"):
+            say(pipeline, learner, counter)
+        members.step(0.0)
+        worker.step(0.0)
+        pipeline.clock.sleep(20.0)
+
+    assert pipeline.head() == 0
+    ledger.close()

@@ -65,6 +65,22 @@ def open_round(
     return view
 
 
+def outstanding(ledger: Ledger, run: str, fragment: int) -> dict[str, int]:
+    """How many accepted contributions each learner has in the open rounds of the run's other fragments."""
+    with ledger.read() as session:
+        rows: Sequence[Any] = session.execute(
+            select(ContributionRow.learner, func.count())
+            .where(
+                ContributionRow.run == run,
+                ContributionRow.fragment != fragment,
+                ContributionRow.verdict == "accepted",
+                ContributionRow.answered_version.is_(None),
+            )
+            .group_by(ContributionRow.learner)
+        ).all()
+    return dict(map(tuple, rows))
+
+
 def envelope(ledger: Ledger, run: str, sha256: bytes) -> bytes | None:
     """The frame of an envelope that intake has seen."""
     with ledger.read() as session:
