@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants.mutant import ROOT, SIMULATOR, Mutant
+from mutants.mutant import MAX_SEEDS, ROOT, SIMULATOR, Mutant
 
 COPIED = (
     "shared",
@@ -40,8 +40,11 @@ class Verdict:
     seconds: float
 
 
-def kill(mutant: Mutant) -> Verdict:
-    """Applies the mutant to a copy of the tree and lets its killer look for it."""
+def kill(mutant: Mutant, seeds: int = MAX_SEEDS) -> Verdict:
+    """Applies the mutant to a copy of the tree and lets its killer look for it, the simulator with `seeds`.
+
+    A killer that cannot run has noticed nothing, and the verdict says why.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
@@ -49,8 +52,15 @@ def kill(mutant: Mutant) -> Verdict:
             _copy(ROOT / name, copy / name)
         (copy / "shared/deltapost/migrations").symlink_to(copy / "migrations")
         mutant.apply(copy)
-        killed, words, seeds = (_simulate if mutant.killer == SIMULATOR else _test)(mutant, copy)
-    return Verdict(mutant, killed, words, seeds, time.monotonic() - started)
+        try:
+            if mutant.killer == SIMULATOR:
+                killed, words, needed = _simulate(copy, seeds)
+            else:
+                killed, words, needed = _test(mutant, copy)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            last = str(error).strip().splitlines()[-1]
+            killed, words, needed = False, f"could not be judged: {last:.200}", None
+    return Verdict(mutant, killed, words, needed, time.monotonic() - started)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -76,8 +86,8 @@ def _run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _simulate(_mutant: Mutant, copy: Path) -> tuple[bool, str, int | None]:
-    done = _run(copy, "mutants.playing")
+def _simulate(copy: Path, seeds: int) -> tuple[bool, str, int | None]:
+    done = _run(copy, "mutants.playing", str(seeds))
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise RuntimeError(f"the simulator did not run: {done.stderr[-2000:]}")

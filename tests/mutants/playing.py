@@ -7,20 +7,21 @@ import sys
 from pathlib import Path
 
 import deltapost
-from mutants.mutant import MAX_SEEDS, ROOT
+from mutants.mutant import ROOT
 from simulator.running import run_seed
 
 
 def main() -> None:
-    """`python -m mutants.playing`."""
+    """`python -m mutants.playing SEEDS`."""
+    seeds = int(sys.argv[1])
     if not Path(deltapost.__file__).is_relative_to(ROOT):
         sys.exit(f"{deltapost.__file__} is not of the copy in {ROOT}")
-    for seed in range(MAX_SEEDS):
+    for seed in range(seeds):
         outcome = run_seed(seed)
         if outcome.failure is not None:
             print(json.dumps({"seeds": seed + 1, "failure": outcome.failure}))
             return
-    print(json.dumps({"seeds": MAX_SEEDS, "failure": None}))
+    print(json.dumps({"seeds": seeds, "failure": None}))
 
 
 if __name__ == "__main__":
