@@ -41,6 +41,8 @@ def matrix() -> list[ParameterSet]:
     cases: list[tuple[str, str, Script, str, int]] = []
     for shift, mode in enumerate(("kill", "lost", "stop")):
         for number, (script, point) in enumerate(passed):
+            if (mode, point) == ("lost", "close.inputs_fetched"):
+                continue  # asked again at once: no step fails, and nothing says so
             cases.append(("postgresql", mode, script, point, script.times[-1]))
             if (number + shift) % 2 == 0:  # every point in one mode at least
                 cases.append(("sqlite", mode, script, point, script.times[0]))

@@ -366,3 +366,25 @@ def test_a_learner_that_round_after_round_closes_without_is_warned(
         # Then he is told what may be wrong, and Ada is not
         eventually(lambda: 'contributions_passed_over run="tiny" learner="bob"' in caplog.text)
         assert 'contributions_passed_over run="tiny" learner="ada"' not in caplog.text
+
+
+def test_a_commit_whose_announcement_was_lost_is_found_by_a_learner_that_waits_for_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a learner that has published nothing, and an announcement that the stream lost
+    monkeypatch.setattr("deltapost.learner.courier.PROBE_SECONDS", 0.2)
+    settings = algorithm(fragments=1, in_flight=1)
+    with served.join(small_model(), settings) as ada, served.join(small_model(), learner="bob") as bob:
+        append = served.log.append
+
+        def losing(stream: str, data: bytes, *, max_length: int | None = None) -> str:
+            lost = stream == commits_stream("tiny")
+            return "1-1" if lost else append(stream, data, max_length=max_length)
+
+        monkeypatch.setattr(served.log, "append", losing)
+
+        # When a round is committed
+        ada.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
+
+        # Then it is found in the bucket
+        assert bob.wait_for(0, 1, timeout=15)

@@ -34,7 +34,7 @@ from deltapost.streams import START, MessageLog, position_key
 logger = events(__name__)
 
 LONGEST_REPOST_SECONDS = 300.0
-#: Seconds between looks for a next record that no announcement spoke of, while something is unanswered.
+#: Seconds between looks for next records that no announcement spoke of.
 PROBE_SECONDS = 5.0
 #: Seconds between looks for the run's end marker, in case its announcements were lost.
 END_PROBE_SECONDS = 30.0
@@ -80,6 +80,7 @@ class Courier:
         self._announced: dict[int, int] = {}
         self._passed_over = 0
         self._probe_at = monotonic() + PROBE_SECONDS
+        self._probes = 0
         self._end_probe_at = monotonic() + END_PROBE_SECONDS
         #: What a session finds in its journal is posted again at once: nobody knows what became of it.
         self._reposts = {
@@ -159,7 +160,10 @@ class Courier:
                     self._advised(advice)
 
     def _worth_a_look(self) -> set[int]:
-        """Fragments announced beyond what was followed; at times, those with something unanswered."""
+        """Fragments announced beyond what was followed; at times, those with something unanswered.
+
+        And each of the others in its turn: an announcement that the stream lost may have been the last.
+        """
         fragments = {
             fragment
             for fragment, version in self._announced.items()
@@ -168,6 +172,8 @@ class Courier:
         if self._monotonic() >= self._probe_at:
             self._probe_at = self._monotonic() + PROBE_SECONDS
             fragments |= {entry.message.fragment for entry in self._journal.unanswered()}
+            fragments.add(self._follower.fragments[self._probes % len(self._follower.fragments)])
+            self._probes += 1
         if self._monotonic() >= self._end_probe_at:
             self._end_probe_at = self._monotonic() + END_PROBE_SECONDS
             if self._follower.run_may_be_over():
