@@ -45,7 +45,7 @@ def test_three_share_evenly_and_commit_each_round_once(aggregators: Aggregators)
         aggregators.post(version)
         aggregators.reach_heads(version + 1)
 
-    eventually(lambda: len(commits(aggregators)) == 2 * FRAGMENTS)
+    eventually(lambda: len(commits(aggregators)) == 2 * FRAGMENTS, seconds=60)
     assert len(set(commits(aggregators))) == 2 * FRAGMENTS
 
 
@@ -61,7 +61,7 @@ def test_when_one_dies_the_others_have_its_fragments_within_a_lease(aggregators:
     started = time.monotonic()
     aggregators.reach_heads(2)
     assert time.monotonic() - started < 10 * LEASE_SECONDS  # a lease, and a busy machine
-    eventually(lambda: spread(*others))
+    eventually(lambda: spread(*others), seconds=60)
 
 
 def test_what_one_that_stops_in_order_held_is_the_others_at_once(aggregators: Aggregators) -> None:
