@@ -8,8 +8,9 @@ SEEDS ?= 1000
 FIRST_SEED ?= 0
 COMPOSE := docker compose -f docker/compose.yaml
 
-# Tests that share a server with fixed ports are in one xdist group, so that one process runs them all.
-SPREAD := -n 2 --dist loadgroup
+# Tests that share a server with fixed ports are in one xdist group, so that one process runs them all. Many
+# wait for leases and time-outs: three processes keep two cores busy.
+SPREAD := -n 3 --dist loadgroup
 
 # A stamp is newer than what it was installed from, or the target installs again.
 DEV_STAMP := $(VENV)/.installed-dev

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from deltapost.serialization.messages import CommitMessage, read_message
 from deltapost.serialization.names import commits_stream
 from deltapost.streams import START
@@ -95,6 +97,7 @@ def test_one_that_joins_gets_its_share_between_rounds(aggregators: Aggregators) 
     assert (first.holds(), second.holds()) == held
 
 
+@pytest.mark.slow
 def test_one_that_joins_gets_idle_fragments_too(aggregators: Aggregators) -> None:
     first = aggregators.start("a")
     eventually(lambda: first.holds() == ALL, seconds=60)
@@ -104,6 +107,7 @@ def test_one_that_joins_gets_idle_fragments_too(aggregators: Aggregators) -> Non
     eventually(lambda: spread(first, second), seconds=60)
 
 
+@pytest.mark.slow
 def test_one_that_was_paused_and_wakes_does_no_harm(aggregators: Aggregators) -> None:
     stopped, released = threading.Event(), threading.Event()
 
@@ -163,6 +167,7 @@ def test_fragments_that_another_should_take_and_does_not_are_served_all_the_same
         released.set()
 
 
+@pytest.mark.slow
 def test_runs_that_only_some_serve_are_shared_by_those(aggregators: Aggregators) -> None:
     everything = aggregators.start("a")
     nothing = aggregators.start("b", serve_runs="another-run")

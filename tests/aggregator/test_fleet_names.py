@@ -95,6 +95,7 @@ def test_two_living_processes_of_one_name_are_told_and_only_the_first_serves(
     eventually(lambda: second.problems() == {})
 
 
+@pytest.mark.slow
 def test_a_process_started_again_after_a_kill_takes_its_fragments_when_the_lease_ends(
     aggregators: Aggregators,
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_process_started_again_after_a_kill_takes_its_fragments_when_the_lease
     assert again.problems() == {}
 
 
+@pytest.mark.slow
 def test_one_that_slept_through_its_own_restart_gives_way_to_it(aggregators: Aggregators) -> None:
     sleeping = aggregators.start("same")
     eventually(lambda: sleeping.holds() == ALL, seconds=60)

@@ -282,6 +282,7 @@ def test_two_commits_between_two_aligns_still_tell_that_the_first_merged_ones_de
     assert [(one.version, one.merged) for one in aligned] == [(2, True)]
 
 
+@pytest.mark.slow
 def test_a_slow_store_does_not_hold_up_align_or_the_heartbeat(served: Served) -> None:
     served.join(small_model(), algorithm(fragments=1, in_flight=1)).leave()
     slow = Slow(served.store, 4.0)
