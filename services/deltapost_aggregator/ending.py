@@ -8,7 +8,6 @@ the end there, or writes its own. The owner that finds all fragments ended write
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
 
 from deltapost.errors import ForkedHistory, HistoryError, ObjectConflict, ObjectMissing, StoreError
 from deltapost.events import events
@@ -40,14 +39,12 @@ class Ending:
         self._services = context.services
         self._fragment = fragment
 
-    def over(self, lease: Lease) -> Literal["no", "ended", "finished"]:
-        """Whether the fragment has ended, or the whole run; sees to it that it does once all of them have."""
+    def finished(self, lease: Lease) -> bool:
+        """Whether all fragments have ended as this one has; sees to it that the run then does."""
         ledger = self._services.ledger
         ends = ending.ends(ledger, lease.run)
-        if self._fragment not in ends:
-            return "no"
         if len(ends) < len(self._context.plan.fragments):
-            return "ended"
+            return False
         if ending.state(ledger, lease.run) != "finished":
             made = RunEnd.make(
                 lease.run,
@@ -61,15 +58,12 @@ class Ending:
             self._services.reach("end.run_tx_done")
             logger.info("run_finished", extra={"run": lease.run})
         self._context.finished = True
-        return "finished"
-
-    def wanted(self) -> bool:
-        return ending.requested(self._services.ledger, self._context.run)
+        return True
 
     def end(self, lease: Lease, before: Standing) -> None:
         """Writes the fragment's end and adopts what its slot then holds. FragmentOver: it is the end."""
         ledger, reach = self._services.ledger, self._services.reach
-        counted = ending.counts(ledger, lease.run, lease.fragment, before.head + 1)
+        unverified, over_quota = ending.counts(ledger, lease.run, lease.fragment, before.head + 1)
         end = FragmentEnd(
             run=lease.run,
             manifest=self._context.plan.manifest_sha256,
@@ -77,8 +71,8 @@ class Ending:
             version=before.head + 1,
             previous=before.head_sha256,
             answers=tuple(ending.unanswered(ledger, lease.run, lease.fragment)),
-            unverified={reason: count for reason, learner, count in counted if not learner},  # type: ignore[misc]
-            over_quota={learner: count for _, learner, count in counted if learner},
+            unverified=unverified,
+            over_quota=over_quota,
         )
         reach("end.before_put")
         try:
@@ -142,7 +136,7 @@ class Ending:
     def _vouch(self, end: FragmentEnd) -> None:
         """Signs no stranger's end: somebody must have asked for it, and it must say what the ledger knows."""
         key = record_key(end.run, end.fragment, end.version)
-        if not self.wanted():
+        if not ending.requested(self._services.ledger, end.run):
             raise HistoryError(
                 f"the object {key!r} is an end that nobody asked for here, and it is not attested",
                 hint=f"deltapost run finish {end.run}, if it is right; else keep a copy and remove it",

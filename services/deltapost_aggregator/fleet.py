@@ -50,7 +50,7 @@ class Holding:
 
     def step(self) -> Next:
         try:
-            progress = self.worker.step(0.0)
+            progress = self.worker.step()
         finally:
             if self.worker.lease is not None:
                 self._owner.held(self)

@@ -51,15 +51,13 @@ class MembersReader:
         """Up to which entry the stream was read."""
         return self._position
 
-    def step(self, wait_seconds: float) -> int:
+    def step(self) -> int:
         """Reads what came; returns how many messages counted. Raises StreamError, LedgerUnavailable."""
         try:
             bounds = self._services.log.bounds(self.stream)
             if bounds is None or position_key(bounds.last_id) < position_key(self._position):
                 self._position = START  # emptied: (session, counter) tell old messages from new
-            entries = self._services.log.read(
-                self.stream, self._position, limit=BATCH_ENTRIES, wait_seconds=wait_seconds
-            )
+            entries = self._services.log.read(self.stream, self._position, limit=BATCH_ENTRIES)
         except StreamError:
             self._read_at = None  # what passes until the next success counts against nobody
             self._context.members_unknown()

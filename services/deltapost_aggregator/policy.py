@@ -67,22 +67,22 @@ class SealPolicy:
             self._started = (head, self._monotonic())
 
     def ready(self, view: OpenRound, _position: str, /) -> Ready | Waiting:
-        now = self._monotonic()
-        counted = len(view.slots) - len(self._newcomers(view))
-        if counted < self._context.plan.config.quorum_size:
+        now, newcomers = self._monotonic(), self._newcomers(view)
+        if len(view.slots) - len(newcomers) < self._context.plan.config.quorum_size:
             self._quorum_at = None
         elif self._quorum_at is None or self._quorum_at[0] != view.head:
             self._quorum_at = (view.head, now)
         since_quorum = now - self._quorum_at[1] if self._quorum_at else None
         live = self._context.live()
-        found = self._readiness(view, since_quorum, live)
+        found = self._readiness(view, newcomers, since_quorum, live)
         if isinstance(found, Ready) or not live:
             self._held_since = None
             return found
-        return self._readiness(view, since_quorum, live - self._held_elsewhere(view, live))
+        held = self._held_elsewhere(view, live)
+        return self._readiness(view, newcomers, since_quorum, live - held) if held else found
 
     def full(self, view: OpenRound, _position: str, /) -> bool:
-        ready = self._readiness(view, 0.0, self._context.live())
+        ready = self._readiness(view, self._newcomers(view), 0.0, self._context.live())
         return isinstance(ready, Ready) and not ready.degraded
 
     def stages(self, head: int) -> Stages:
@@ -122,11 +122,15 @@ class SealPolicy:
         return missing if long else frozenset()
 
     def _readiness(
-        self, view: OpenRound, seconds_since_quorum: float | None, live: frozenset[str] | None
+        self,
+        view: OpenRound,
+        newcomers: set[str],
+        seconds_since_quorum: float | None,
+        live: frozenset[str] | None,
     ) -> Ready | Waiting:
         return readiness(
             accepted=view.slots,
-            newcomers=self._newcomers(view),
+            newcomers=newcomers,
             passed=self._context.passed(self._fragment, view.head),
             live=live,
             config=self._context.plan.config,

@@ -52,7 +52,7 @@ class MembersTask:
         if self._context.finished:
             return "done"
         before = self._context.changes
-        counted = self._reader.step(0.0)
+        counted = self._reader.step()
         if self._context.changes != before:
             self._pool.wake(self._fleet.holdings(self._context.run))
         if counted:

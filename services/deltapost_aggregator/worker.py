@@ -14,7 +14,7 @@ import statistics
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from deltapost.algorithms.sealing import OpenRound, Ready, Waiting
+from deltapost.algorithms.sealing import Waiting
 from deltapost.errors import DeltapostError, LeaseLost
 from deltapost.events import events
 from deltapost.ledger import intake as ledger_intake
@@ -89,13 +89,13 @@ class FragmentWorker:
         """Frees what only saved time: the fragment is served elsewhere from now on."""
         self._cache.clear()
 
-    def step(self, wait_seconds: float) -> Progress:
-        """Does the next thing that is due; waits at most `wait_seconds` for mail when nothing is.
+    def step(self) -> Progress:
+        """Does the next thing that is due; when nothing is, `waits_for` says what would be.
 
         Raises retryable errors (store, stream or ledger unavailable): call it again after a pause.
         """
         try:
-            return self._step(wait_seconds)
+            return self._step()
         except LeaseLost as error:
             logger.warning("lease_lost", extra=self._fields() | {"reason": str(error)})
             self._lost_lease()
@@ -115,27 +115,24 @@ class FragmentWorker:
         self._waiting = None
         self._services.health.waits(self._component, None)
 
-    def _step(self, wait_seconds: float) -> Progress:
+    def _step(self) -> Progress:
         lease = self._hold_lease()
         if lease is None:
-            self._services.sleep(wait_seconds)
             return "not_owner"
         standing = runs.standing(self._services.ledger, lease.run, lease.fragment)
-        over = self._ending.over(lease)
-        if over == "finished":
+        if standing.ended:
+            if not self._ending.finished(lease):
+                return "ended"
             self.stop()
             return "finished"
-        if over == "ended":
-            self._services.sleep(wait_seconds)
-            return "ended"
         try:
-            return self._go_on(lease, standing, wait_seconds)
+            return self._go_on(lease, standing)
         except FragmentOver as found:
             self._ending.adopt(lease, standing, found.end)
             self._announcer.announce_end(lease, found.end)
             return "ended"
 
-    def _go_on(self, lease: Lease, standing: Standing, wait_seconds: float) -> Progress:
+    def _go_on(self, lease: Lease, standing: Standing) -> Progress:
         if not self._probed:
             if self._adopt(lease, standing):
                 return "adopted"
@@ -144,19 +141,13 @@ class FragmentWorker:
         sealed = seals.pending(self._services.ledger, lease.run, lease.fragment, standing.head)
         if sealed is not None:
             return self._commit(lease, standing, sealed, Stages())
-        if self._ending.wanted():
+        if standing.finishing:
             self._ending.end(lease, standing)
             self._probed = False  # whatever stands in the slot now is adopted
             return "adopted" if self._adopt(lease, standing) else "idle"
         standing = self._follow_stream(lease, standing)
         self._position = standing.position
-        self._due_seconds = self._wait_for(standing, math.inf)
-        entries = self._services.log.read(
-            self._stream,
-            standing.position,
-            limit=self._intake.limit,
-            wait_seconds=min(wait_seconds, self._due_seconds),
-        )
+        entries = self._services.log.read(self._stream, standing.position, limit=self._intake.limit)
         self._services.health.read_happened()
         failure: DeltapostError | None = None
         if entries:
@@ -294,21 +285,11 @@ class FragmentWorker:
             standing = replace(standing, position=taken.decisions[-1].entry_id)
         return standing, taken.failure
 
-    def _view(self, standing: Standing) -> OpenRound:
-        return ledger_intake.open_round(
-            self._services.ledger, self._context.run, self._fragment, standing.head
-        )
-
-    def _wait_for(self, standing: Standing, wait_seconds: float) -> float:
-        """How long to wait for mail: not past the end of an open grace window."""
-        ready = self._policy.ready(self._view(standing), standing.position)
-        if isinstance(ready, Ready):
-            return 0.0
-        return wait_seconds if ready.seconds is None else max(0.0, min(wait_seconds, ready.seconds))
-
     def _seal_if_ready(self, lease: Lease, standing: Standing) -> Sealed | None:
-        ready = self._policy.ready(self._view(standing), standing.position)
+        view = ledger_intake.open_round(self._services.ledger, lease.run, lease.fragment, standing.head)
+        ready = self._policy.ready(view, standing.position)
         if isinstance(ready, Waiting):
+            self._due_seconds = math.inf if ready.seconds is None else max(0.0, ready.seconds)
             self._note_waiting(lease, ready.reason)
             return None
         self._services.reach("seal.tx_sent")

@@ -41,7 +41,7 @@ def finish(pipeline: Pipeline, worker: FragmentWorker | None = None) -> None:
     """Steps a worker until it says that the run is finished."""
     stepping = worker if worker is not None else pipeline.worker()
     for _ in range(20):
-        if stepping.step(0.0) == "finished":
+        if stepping.step() == "finished":
             return
     raise AssertionError("not finished after 20 steps")
 
@@ -257,7 +257,7 @@ def test_one_fragments_end_makes_up_for_a_request_that_an_older_database_forgot(
     pipeline = Pipeline(ledger, config=plain_config(fragments=2))
     ending.request(ledger, RUN)
     first = pipeline.worker(0)
-    assert "ended" in [first.step(0.0) for _ in range(3)]
+    assert "ended" in [first.step() for _ in range(3)]
     pipeline.ledger = open_ledger(migrated_sqlite_url.replace("migrated.db", "again.db"))
     migrate(pipeline.ledger)
     runs.admit(pipeline.ledger, pipeline.plan.manifest)
@@ -266,7 +266,7 @@ def test_one_fragments_end_makes_up_for_a_request_that_an_older_database_forgot(
     workers = [pipeline.worker(fragment) for fragment in range(2)]
     for _ in range(6):
         for worker in workers:
-            worker.step(0.0)
+            worker.step()
 
     # Then the run does not go on with a part of the model
     assert ending.state(pipeline.ledger, RUN) == "finished"

@@ -64,12 +64,12 @@ def test_a_member_whose_key_cannot_be_had_now_holds_up_nobody_and_is_heard_later
     for learner in LEARNERS:
         say(pipeline, learner, 0)
 
-    members.step(0.0)
-    members.step(0.0)
+    members.step()
+    members.step()
     assert context.live() is None
 
     store.faults.clear()
-    members.step(0.0)
+    members.step()
     assert context.live() == set(LEARNERS)
 
 
@@ -88,11 +88,11 @@ def test_a_payload_that_fails_holds_up_no_round_that_is_ready(
     store.faults[key] = StoreUnavailable
 
     with pytest.raises(StoreUnavailable):
-        worker.step(0.0)
+        worker.step()
     pipeline.clock.sleep(6)
     for _ in range(2):
         if pipeline.head() == 0:
-            worker.step(0.0)
+            worker.step()
 
     assert pipeline.head() == 1
     assert {p.learner for p in pipeline.record(1).participants} == {"ada", "bob"}
@@ -107,10 +107,10 @@ def test_an_object_that_fails_for_a_minute_while_others_are_served_is_missing(le
     store.faults[delta_key(RUN, "ada", 0, 0, failing.message.payload.sha256)] = StoreUnavailable  # type: ignore[union-attr]
     for _ in range(6):
         with pytest.raises(StoreUnavailable):
-            worker.step(0.0)
+            worker.step()
         pipeline.clock.sleep(11)
 
-    worker.step(0.0)
+    worker.step()
 
     assert pipeline.verdict(failing) == "missing"
     assert "others were served" in (pipeline.row(failing).detail or "")
@@ -158,7 +158,7 @@ def test_a_learner_whose_key_fails_for_a_minute_holds_up_the_stream_no_longer(le
     healthy(pipeline)
     for _ in range(6):
         with pytest.raises(StoreUnavailable):
-            worker.step(0.0)
+            worker.step()
         pipeline.clock.sleep(11)
 
     pipeline.run_to(1, worker)
@@ -181,7 +181,7 @@ def test_objects_that_fail_together_are_given_up_together(ledger: Ledger) -> Non
     started = pipeline.clock()
     while pipeline.head() == 0:
         try:
-            worker.step(0.0)
+            worker.step()
         except StoreUnavailable:
             pipeline.clock.sleep(5)
         assert pipeline.clock() - started < 120
@@ -197,10 +197,10 @@ def test_one_learner_with_a_failing_key_costs_one_request_a_step(ledger: Ledger)
     members = MembersReader(pipeline.context())
     for counter in range(200):
         say(pipeline, "ada", counter)
-    members.step(0.0)
+    members.step()
     store.asked = 0
 
-    members.step(0.0)
+    members.step()
 
     assert store.asked == 1
 

@@ -133,7 +133,7 @@ def test_two_objects_that_are_missing_at_one_look_each_are_not_lost(
     monkeypatch.setattr(pipeline.clock, "sleep", lambda _seconds: setattr(store, "hidden", later))
     worker = pipeline.worker(payload_cache_bytes=0)
     with pytest.raises(ObjectMissing):
-        worker.step(0.0)
+        worker.step()
 
     # When it shows them again, then nobody is left out
     store.hidden = ""
@@ -169,10 +169,10 @@ def test_a_payload_that_fails_for_a_minute_while_others_are_served_is_left_out(l
 
     # For a minute the round waits and says why
     with pytest.raises(StoreUnavailable):
-        worker.step(0.0)
+        worker.step()
     pipeline.clock.sleep(59.0)
     with pytest.raises(StoreUnavailable):
-        worker.step(0.0)
+        worker.step()
     with ledger.read() as session:
         assert "500" in (session.scalars(select(FragmentRow.waiting_reason)).one() or "")
 
@@ -190,16 +190,16 @@ def test_a_payload_that_was_read_in_between_has_not_failed_for_a_minute(ledger: 
     worker = pipeline.worker()
     store.failing = payload_key(pipeline, bob)
     with pytest.raises(StoreUnavailable):
-        worker.step(0.0)
+        worker.step()
     store.failing, store.full = "", True
     with pytest.raises(StoreUnavailable, match="503"):
-        worker.step(0.0)
+        worker.step()
 
     # When it fails once more, a minute after the first time
     pipeline.clock.sleep(61.0)
     store.failing, store.full = payload_key(pipeline, bob), False
     with pytest.raises(StoreUnavailable, match="500"):
-        worker.step(0.0)
+        worker.step()
 
     # Then that is the second failure of a moment, and nobody is left out
     store.failing = ""
@@ -338,7 +338,7 @@ def test_the_record_of_an_older_generation_may_win_and_is_adopted(ledger: Ledger
     # When the older owner wakes up and writes its record first
     worker = pipeline.worker(reach=reach)
     for _ in itertools.repeat(None, 6):
-        worker.step(0.0)
+        worker.step()
     assert other == [1]
     assert generations(ledger) == [(1, 0, False), (1, 1, False)]
     record = pipeline.record(1)

@@ -130,7 +130,7 @@ def test_a_stream_trimmed_by_somebody_else_gets_one_new_epoch_not_one_a_step(led
     names = set()
 
     for _ in range(8):
-        worker.step(0.0)
+        worker.step()
         names.add(pipeline.log.epoch(stream))
 
     assert len(names - {None}) == 1
@@ -145,12 +145,12 @@ def test_whoever_is_live_is_not_known_before_the_members_stream_was_read_to_its_
     pipeline.post("ada", DELTA["ada"])
 
     for _ in range(5):
-        worker.step(0.0)
+        worker.step()
     assert pipeline.head() == 0
 
-    members.step(0.0)
+    members.step()
     for _ in range(5):
-        worker.step(0.0)
+        worker.step()
     assert pipeline.head() == 0
 
     for learner in LEARNERS[1:]:
@@ -165,17 +165,17 @@ def test_a_round_closes_degraded_with_those_who_are_left(ledger: Ledger) -> None
     worker, members = FragmentWorker(context, 0), MembersReader(context)
     for learner in LEARNERS:
         say(pipeline, learner, 0)
-    members.step(0.0)
+    members.step()
     for learner in ("ada", "bob"):
         pipeline.post(learner, DELTA[learner])
-    worker.step(0.0)
+    worker.step()
     assert pipeline.head() == 0
 
     for counter in range(1, 6):
         pipeline.clock.sleep(10)
         for learner in ("ada", "bob"):
             say(pipeline, learner, counter)
-        members.step(0.0)
+        members.step()
     pipeline.run_to(1, worker)
 
     assert pipeline.record(1).degraded

@@ -46,7 +46,7 @@ def test_a_waiting_round_says_why_in_ledger_log_and_readiness(
     say(pipeline, "bob", 0)
     pipeline.post("ada", arrays(1))
     context = pipeline.context()
-    MembersReader(context).step(0.0)
+    MembersReader(context).step()
     worker = FragmentWorker(context, 0)
 
     # When nothing else comes
@@ -75,13 +75,13 @@ def test_a_round_closes_degraded_once_all_live_learners_reported(ledger: Ledger)
     pipeline.post("bob", arrays(2))
     context = pipeline.context()
     members = MembersReader(context)
-    members.step(0.0)
+    members.step()
     worker = FragmentWorker(context, 0)
     pipeline.settle(worker)
     assert pipeline.head() == 0
 
     member(pipeline, PassMessage, "cyd", 1, fragment=0, version=0)
-    members.step(0.0)
+    members.step()
     pipeline.run_to(1, worker)
 
     assert pipeline.record(1).degraded
@@ -96,7 +96,7 @@ def test_the_last_round_closes_after_those_who_made_it_have_left(ledger: Ledger)
     member(pipeline, LeaveMessage, "ada", 1)
     context = pipeline.context()
     members = MembersReader(context)
-    members.step(0.0)
+    members.step()
     worker = FragmentWorker(context, 0)
 
     # Then it waits for a lease's time, in which everyone who is live would have spoken
@@ -106,7 +106,7 @@ def test_the_last_round_closes_after_those_who_made_it_have_left(ledger: Ledger)
 
     # When that has passed, the round closes with whom there is
     pipeline.clock.sleep(context.services.settings.learner_lease_seconds + 1)
-    members.step(0.0)
+    members.step()
     pipeline.run_to(1, worker)
     assert pipeline.record(1).degraded
 
@@ -117,12 +117,12 @@ def test_a_copy_of_a_contribution_keeps_nobody_live(ledger: Ledger) -> None:
     context = pipeline.context()
     members, worker = MembersReader(context), FragmentWorker(context, 0)
     say(pipeline, "ada", 0)
-    members.step(0.0)
+    members.step()
     contribution = pipeline.post("ada", arrays(1))
     pipeline.settle(worker)
     pipeline.clock.sleep(context.services.settings.learner_lease_seconds + 1)
     say(pipeline, "bob", 0)
-    members.step(0.0)
+    members.step()
     assert context.live() == {"bob"}
 
     # When its contribution comes again, by whoever has seen it
@@ -179,7 +179,7 @@ def test_a_round_that_only_newcomers_fill_closes_degraded(ledger: Ledger) -> Non
     for learner in LEARNERS:
         say(pipeline, learner, 0)
     context = pipeline.context()
-    MembersReader(context).step(0.0)
+    MembersReader(context).step()
 
     # When all who are live have contributed
     healthy(pipeline, version=1)
@@ -210,9 +210,9 @@ def test_a_stream_that_is_lost_again_and_again_gets_new_names_ever_more_slowly(l
     names: list[str | None] = []
     for number in range(50):
         pipeline.post("ada", arrays(number))
-        worker.step(0.0)
+        worker.step()
         log._streams.pop(envelope_stream(RUN, 0))
-        worker.step(0.0)
+        worker.step()
         pipeline.clock.sleep(0.4)
         names.append(log.epoch(envelope_stream(RUN, 0)))
 
@@ -238,10 +238,10 @@ def test_learners_that_hold_each_others_rounds_open_are_not_waited_for_for_ever(
     def turn(seconds: float, counter: int) -> list[int]:
         for learner in ("ada", "bob"):
             say(pipeline, learner, counter)
-        members.step(0.0)
+        members.step()
         for worker in workers:
-            worker.step(0.0)
-            worker.step(0.0)
+            worker.step()
+            worker.step()
         pipeline.clock.sleep(seconds)
         return [pipeline.head(fragment) for fragment in (0, 1)]
 
@@ -268,8 +268,8 @@ def test_who_still_can_come_is_waited_for(migrated_sqlite_url: str) -> None:
     for counter in range(8):
         for learner in ("ada", "bob"):
             say(pipeline, learner, counter)
-        members.step(0.0)
-        worker.step(0.0)
+        members.step()
+        worker.step()
         pipeline.clock.sleep(20.0)
 
     assert pipeline.head() == 0

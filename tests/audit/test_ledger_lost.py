@@ -60,7 +60,7 @@ def test_restored_from_an_old_copy_mid_run_its_live_owner_adopts_what_came_after
     live.play(range(1))
     for fragment in range(FRAGMENTS):
         live.post(1, fragment, ("ada",))
-        live.workers[fragment].step(0.0)
+        live.workers[fragment].step()
     backup = copy(ledger)
     live.play(range(1, ROUNDS))
     before, records = history(ledger), live.records()

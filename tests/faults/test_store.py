@@ -119,7 +119,7 @@ def test_a_store_that_fails_at_a_kind_of_call_changes_no_record_and_no_row(
             if pipeline.head() > version:
                 break
             try:
-                worker.step(0.0)
+                worker.step()
             except StoreUnavailable:
                 failures += 1
                 pipeline.clock.sleep(1.0)

@@ -203,11 +203,11 @@ def test_each_flushall_costs_one_new_epoch_and_no_hot_loop(
         log.calls.clear()
 
         # Then its first step names a new life, and idle steps make the same few calls each time
-        worker.step(0.0)
+        worker.step()
         assert log.calls.count("claim_epoch") == 1
         first = len(log.calls)
         for _ in range(10):
-            worker.step(0.0)
+            worker.step()
         assert log.calls.count("claim_epoch") + log.calls.count("replace_epoch") == 1
         assert len(log.calls) <= 11 * first
         healthy(pipeline, version)

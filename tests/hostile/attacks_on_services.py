@@ -81,7 +81,7 @@ def flood_of_members() -> Attack:
 
     def attack() -> None:
         for _ in range(12):
-            members.step(0.0)
+            members.step()
 
     return attack
 

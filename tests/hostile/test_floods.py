@@ -153,7 +153,7 @@ def test_a_learner_that_registered_among_strangers_is_heard(pipeline: Pipeline) 
     pipeline.register("newcomer")
     newcomer = pipeline.post("newcomer", arrays(9))
 
-    pipeline.worker().step(0.0)
+    pipeline.worker().step()
 
     assert pipeline.verdict(newcomer) == "accepted"
 
@@ -166,7 +166,7 @@ def test_unknown_ids_on_the_members_stream_cost_one_request_a_batch(pipeline: Pi
     context = pipeline.context()
     members = MembersReader(context)
 
-    while members.step(0.0) == 0:
+    while members.step() == 0:
         pass
 
     assert context.live() == set(LEARNERS)
@@ -222,7 +222,7 @@ def test_objects_of_one_learner_that_fail_one_after_the_other_hold_up_others_for
         store.failing.add(delta_key(RUN, MALLORY, 0, 0, message.payload.sha256))
         for _ in range(30):
             try:
-                worker.step(0.0)
+                worker.step()
             except StoreUnavailable:
                 pipeline.clock.sleep(5)
             if pipeline.verdict(failing) == "missing":
@@ -243,7 +243,7 @@ def test_a_failing_key_holds_up_nothing_before_it(pipeline: Pipeline) -> None:
     pipeline.append(forged(pipeline, 0))
 
     with pytest.raises(StoreUnavailable):
-        pipeline.worker().step(0.0)
+        pipeline.worker().step()
 
     assert pipeline.verdict(accepted) == "accepted"
 

@@ -58,7 +58,7 @@ def check_batch(path: Path, dtype: str, seed: int) -> None:
     healthy(pipeline)
 
     worker = pipeline.worker()
-    MembersReader(pipeline.context()).step(0.0)
+    MembersReader(pipeline.context()).step()
     pipeline.settle(worker, steps=20)
 
     # Only verdicts came out, the position is at the end, and every entry is accounted for once

@@ -65,7 +65,7 @@ def play(pipeline: Pipeline, head: int, start: Callable[[], FragmentWorker], *, 
         if pipeline.head() >= head:
             return died
         try:
-            worker.step(0.0)
+            worker.step()
         except Killed:
             died += 1
             assert died <= deaths, f"{died} deaths"
@@ -119,11 +119,11 @@ def test_a_death_that_no_entry_caused_leaves_no_suspect(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger)
     healthy(pipeline)
     with pytest.raises(Killed):
-        pipeline.worker(reach=_die_at("intake.read")).step(0.0)
+        pipeline.worker(reach=_die_at("intake.read")).step()
 
     worker = pipeline.worker()
     for _ in range(3):
-        worker.step(0.0)
+        worker.step()
 
     assert pipeline.head() == 1
     assert suspects(ledger) == {}
@@ -157,11 +157,11 @@ def test_no_row_is_written_for_entries_while_nobody_dies(ledger: Ledger, monkeyp
 def test_a_restart_in_order_is_no_death(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger)
     worker = pipeline.worker()
-    worker.step(0.0)
+    worker.step()
     worker.stop()
 
     following = pipeline.worker()
-    following.step(0.0)
+    following.step()
 
     assert following._intake.limit > 1
     with ledger.read() as session:
@@ -181,7 +181,7 @@ def test_an_exception_that_nobody_foresaw_stops_the_stream_no_longer_than_a_deat
         if pipeline.head():
             break
         try:
-            worker.step(0.0)
+            worker.step()
         except MemoryError:
             failures += 1
 
@@ -208,15 +208,15 @@ def test_restarts_while_the_store_is_away_are_held_against_no_entry(ledger: Ledg
             raise StoreUnavailable("away")
 
     with pytest.raises(Killed):
-        pipeline.worker(reach=_die_at("intake.read")).step(0.0)
+        pipeline.worker(reach=_die_at("intake.read")).step()
     pipeline.store = Away()
     for _ in range(3 * MAX_STARTS_AT_ENTRY):
         with pytest.raises(StoreUnavailable):
-            pipeline.worker().step(0.0)
+            pipeline.worker().step()
     assert suspects(ledger) == {}
 
     pipeline.store = inner
-    pipeline.worker().step(0.0)
+    pipeline.worker().step()
     assert pipeline.verdict(posted) == "accepted"
 
 
@@ -236,12 +236,12 @@ def test_an_entry_that_fails_for_now_is_counted_once_a_start_and_cleared(ledger:
             return inner.get(key, **keywords)
 
     with pytest.raises(Killed):
-        pipeline.worker(reach=_die_at("intake.read")).step(0.0)
+        pipeline.worker(reach=_die_at("intake.read")).step()
     pipeline.store = Failing()
     worker = pipeline.worker()
     for _ in range(3 * MAX_STARTS_AT_ENTRY):
         with pytest.raises(StoreUnavailable):
-            worker.step(0.0)
+            worker.step()
 
     assert suspects(ledger) == {}
 
@@ -262,11 +262,11 @@ def test_a_death_in_one_fragment_is_blamed_on_no_entry_of_another(
             for _ in range(12):
                 # What a death meets of the other fragment: its lease just taken, nothing read yet.
                 workers[0]._hold_lease()
-                workers[1].step(0.0)
+                workers[1].step()
             break
         except Killed:
             continue
-    workers[0].step(0.0)
+    workers[0].step()
     pipeline.settle(workers[0])
 
     assert suspects(ledger) == {0: MAX_STARTS_AT_ENTRY}

@@ -148,7 +148,7 @@ def test_a_learner_that_is_revoked_is_waited_for_no_longer_and_speaks_no_more(le
     close_a_round(pipeline, worker, 0)
     for learner in LEARNERS:
         say(pipeline, learner, 0)
-    members.step(0.0)
+    members.step()
     for learner in LEARNERS[:2]:
         pipeline.post(learner, arrays(1), version=1)
     pipeline.settle(worker)
@@ -157,7 +157,7 @@ def test_a_learner_that_is_revoked_is_waited_for_no_longer_and_speaks_no_more(le
     # When it is revoked from the open round on
     change(pipeline, "revoke", "cyd", from_version=1)
     pipeline.clock.sleep(REGISTRY_POLL_SECONDS)
-    members.step(0.0)
+    members.step()
     refused = pipeline.post("cyd", arrays(3), version=1)
 
     # Then the round closes without it
@@ -167,7 +167,7 @@ def test_a_learner_that_is_revoked_is_waited_for_no_longer_and_speaks_no_more(le
     assert merged(pipeline, 2) == ["ada", "bob"]
     assert pipeline.verdict(refused) is None
     say(pipeline, "cyd", 1)
-    assert members.step(0.0) == 0
+    assert members.step() == 0
 
 
 def test_members_are_judged_by_the_key_at_the_highest_head(ledger: Ledger) -> None:
@@ -180,9 +180,9 @@ def test_members_are_judged_by_the_key_at_the_highest_head(ledger: Ledger) -> No
     say(pipeline, "ada", 0)
     say(pipeline, "bob", 0)
 
-    assert members.step(0.0) == 1
+    assert members.step() == 1
     say(pipeline, "ada", 1, NEW_KEY)
-    assert members.step(0.0) == 1
+    assert members.step() == 1
     assert context.live() == {"ada", "bob"}
 
 

@@ -59,7 +59,7 @@ def test_a_pass_that_was_lost_is_said_again_and_the_round_closes(ledger: Ledger)
     for learner in learners:
         learner.start()
     cyd.start()
-    members.step(0.0)
+    members.step()
     for name in ("ada", "bob"):
         pipeline.post(name, arrays(1))
     pipeline.settle(worker)
@@ -68,7 +68,7 @@ def test_a_pass_that_was_lost_is_said_again_and_the_round_closes(ledger: Ledger)
     log.failing = False
 
     # When its heartbeat goes on
-    eventually(lambda: members.step(0.0) >= 0 and context.passed(0, 0) == {"cyd"})
+    eventually(lambda: members.step() >= 0 and context.passed(0, 0) == {"cyd"})
 
     # Then the round closes without it
     pipeline.run_to(1, worker)
@@ -87,7 +87,7 @@ def test_an_aggregator_that_starts_again_learns_the_passes_from_the_stream(ledge
 
     for _ in range(2):
         context = pipeline.context()
-        MembersReader(context).step(0.0)
+        MembersReader(context).step()
         assert context.passed(0, 0) == {"cyd"}
 
 
@@ -141,6 +141,6 @@ def test_an_older_pass_said_late_takes_no_newer_one_back(ledger: Ledger) -> None
     cyd.stop()
     context = pipeline.context()
 
-    MembersReader(context).step(0.0)
+    MembersReader(context).step()
 
     assert context.passed(0, 6) == {"cyd"}

@@ -287,6 +287,6 @@ def test_an_owner_whose_seal_a_restored_database_does_not_know_writes_no_record(
     worker = pipeline.worker(reach=at("objects.verified", 1, restored))
 
     # When it goes on, then it gives up, and whoever follows seals and closes the round
-    assert worker.step(0.0) == "not_owner"
+    assert worker.step() == "not_owner"
     assert pipeline.records() == []
     pipeline.run_to(1)

@@ -38,7 +38,7 @@ def test_fragments_published_in_different_orders_all_close(migrated_sqlite_url: 
     for fragment in (1, 0):
         worker = FragmentWorker(context, fragment)
         for _ in range(4):
-            worker.step(0.0)
+            worker.step()
     assert (pipeline.head(0), pipeline.head(1)) == (1, 1)
     ledger.close()
 
@@ -97,7 +97,7 @@ def test_slow_learners_are_waited_for_as_long_as_the_grace_window_and_the_audit_
             for learner in half:
                 pipeline.post(learner, arrays(ord(learner[-1])), version=version)
             for _ in range(3):
-                worker.step(0.0)
+                worker.step()
             pipeline.clock.sleep(2)
         pipeline.clock.sleep(5)
         pipeline.run_to(version + 1, worker)
@@ -146,7 +146,7 @@ def test_replayed_envelopes_do_nothing_in_later_rounds_other_fragments_and_other
     pipeline.log.append(envelope_stream(RUN, 0), elsewhere)
     for worker in workers:
         for _ in range(3):
-            worker.step(0.0)
+            worker.step()
 
     assert [pipeline.row(signed).deliveries for signed in posted] == [2, 2, 2]
     assert all(pipeline.row(signed).answered_version == 1 for signed in posted)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import exists, or_, select, update
+from sqlalchemy import select, update
 
 from deltapost.errors import ForkedHistory, LeaseLost, LedgerError
+from deltapost.ledger.counting import Counts, count_rows, counts_for
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.rewinding import drop_unanswered
-from deltapost.ledger.runs import Standing
+from deltapost.ledger.runs import Standing, finishing
 from deltapost.ledger.tables import ContributionRow, FragmentEndRow, FragmentRow, RunRow, UnverifiedRow
 from deltapost.ledger.writing import insert_missing, upsert
 from deltapost.serialization.ends import EndRef, FragmentEnd
@@ -34,15 +35,9 @@ def request(ledger: Ledger, run: str) -> str:
 
 
 def requested(ledger: Ledger, run: str) -> bool:
-    """Whether somebody asked that the run end.
-
-    The request is lost with an older copy of the database; a fragment that has ended proves that there was
-    one, and the others are not to go on without it.
-    """
-    asked = exists().where(RunRow.run == run, RunRow.finish_requested_at.is_not(None))
-    ended = exists().where(FragmentEndRow.run == run)
+    """Whether somebody asked that the run end."""
     with ledger.read() as session:
-        return bool(session.scalars(select(or_(asked, ended))).one())
+        return bool(session.scalars(select(finishing(run))).one())
 
 
 def state(ledger: Ledger, run: str) -> str | None:
@@ -89,17 +84,10 @@ def _final(verdict: Verdict) -> Verdict:
     return "late" if verdict == "accepted" else verdict
 
 
-def counts(ledger: Ledger, run: str, fragment: int, version: int) -> list[tuple[str, str, int]]:
-    """Reason, learner and count of the envelopes that were only counted since the last record."""
+def counts(ledger: Ledger, run: str, fragment: int, version: int) -> Counts:
+    """What was only counted since the last record."""
     with ledger.read() as session:
-        rows: Sequence[Any] = session.execute(
-            select(UnverifiedRow.reason, UnverifiedRow.learner, UnverifiedRow.count).where(
-                UnverifiedRow.run == run,
-                UnverifiedRow.fragment == fragment,
-                UnverifiedRow.version == version,
-            )
-        ).all()
-    return [(reason, learner, count) for reason, learner, count in rows]
+        return counts_for(session, run, fragment, version)
 
 
 def index(ledger: Ledger, lease: Lease, before: Standing, end: FragmentEnd, attestation: Attestation) -> None:
@@ -153,24 +141,8 @@ def index(ledger: Ledger, lease: Lease, before: Standing, end: FragmentEnd, atte
         ]
         upsert(session, ContributionRow, rows, replace=("verdict", "answered_version"))
         drop_unanswered(session, lease)
-        insert_missing(
-            session,
-            UnverifiedRow,
-            [
-                {
-                    "run": end.run,
-                    "fragment": end.fragment,
-                    "version": end.version,
-                    "reason": reason,
-                    "learner": learner,
-                    "count": count,
-                }
-                for reason, learner, count in [
-                    *((reason, "", count) for reason, count in end.unverified.items()),
-                    *(("over_quota", learner, count) for learner, count in end.over_quota.items()),
-                ]
-            ],
-        )
+        counted = count_rows(end.run, end.fragment, end.version, end.unverified, end.over_quota)
+        insert_missing(session, UnverifiedRow, counted)
 
 
 def finish(ledger: Ledger, lease: Lease) -> None:

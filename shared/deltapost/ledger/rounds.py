@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from deltapost.errors import ForkedHistory, LeaseLost
+from deltapost.ledger.counting import count_rows
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.rewinding import drop_unanswered
@@ -208,24 +209,8 @@ def answer(session: Session, ledger: Ledger, record: Record) -> None:
     # Two statements' worth of order: rejections first, so that no slot is held twice for an instant.
     rows.sort(key=lambda row: row["verdict"] == "accepted")
     upsert(session, ContributionRow, rows, replace=("verdict", "answered_version"))
-    insert_missing(
-        session,
-        UnverifiedRow,
-        [
-            {
-                "run": record.run,
-                "fragment": record.fragment,
-                "version": record.version,
-                "reason": reason,
-                "learner": learner,
-                "count": count,
-            }
-            for reason, learner, count in [
-                *((reason, "", count) for reason, count in record.unverified.items()),
-                *(("over_quota", learner, count) for learner, count in record.over_quota.items()),
-            ]
-        ],
-    )
+    counts = count_rows(record.run, record.fragment, record.version, record.unverified, record.over_quota)
+    insert_missing(session, UnverifiedRow, counts)
 
 
 def announced(ledger: Ledger, lease: Lease, version: int) -> None:

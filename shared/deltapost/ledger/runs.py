@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Table, Update, and_, bindparam, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Table, Update, and_, bindparam, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from deltapost.errors import RunMismatch
 from deltapost.ledger.engine import Ledger
-from deltapost.ledger.tables import FragmentRow, LearnerRow, ParticipantRow, RunRow
+from deltapost.ledger.tables import FragmentEndRow, FragmentRow, LearnerRow, ParticipantRow, RunRow
 from deltapost.ledger.writing import insert_missing
 from deltapost.serialization.messages import AliveMessage, LeaveMessage, MemberMessage
 from deltapost.serialization.records import Manifest
@@ -25,6 +25,9 @@ class Standing:
     stream_epoch: str
     position: str
     announced: int
+    #: Its end stands in the slot of the next record; somebody asked that the run end.
+    ended: bool = False
+    finishing: bool = False
 
 
 def admit(ledger: Ledger, manifest: Manifest) -> bool:
@@ -86,9 +89,23 @@ def standing(ledger: Ledger, run: str, fragment: int) -> Standing:
                 FragmentRow.stream_epoch,
                 FragmentRow.position,
                 FragmentRow.announced,
+                exists().where(FragmentEndRow.run == run, FragmentEndRow.fragment == fragment),
+                finishing(run),
             ).where(FragmentRow.run == run, FragmentRow.fragment == fragment)
         ).one()
     return Standing(*row)
+
+
+def finishing(run: str) -> ColumnElement[bool]:
+    """In SQL: whether somebody asked that the run end.
+
+    The request is lost with an older copy of the database; a fragment that has ended proves that there was
+    one, and the others are not to go on without it.
+    """
+    return or_(
+        exists().where(RunRow.run == run, RunRow.finish_requested_at.is_not(None)),
+        exists().where(FragmentEndRow.run == run),
+    )
 
 
 def learner_keys(ledger: Ledger, run: str) -> dict[str, bytes]:

@@ -20,11 +20,12 @@ from sqlalchemy.orm import Session
 
 from deltapost.algorithms.sealing import left_out_by, seal_content
 from deltapost.errors import LeaseLost
+from deltapost.ledger.counting import counts_for
 from deltapost.ledger.engine import Ledger
 from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.rewinding import drop_unanswered
 from deltapost.ledger.runs import Standing, newcomers
-from deltapost.ledger.tables import ContributionRow, SealRow, UnverifiedRow
+from deltapost.ledger.tables import ContributionRow, SealRow
 from deltapost.ledger.writing import changed
 from deltapost.serialization.messages import read_message
 from deltapost.serialization.records import Record, SealContent
@@ -121,21 +122,15 @@ def seal(ledger: Ledger, lease: Lease, before: Standing, quorum_size: int) -> Se
                 ContributionRow.answered_version.is_(None),
             )
         ).all()
-        counts: Sequence[Any] = session.execute(
-            select(UnverifiedRow.reason, UnverifiedRow.learner, UnverifiedRow.count).where(
-                UnverifiedRow.run == lease.run,
-                UnverifiedRow.fragment == lease.fragment,
-                UnverifiedRow.version == before.head + 1,
-            )
-        ).all()
+        unverified, over_quota = counts_for(session, lease.run, lease.fragment, before.head + 1)
         content = seal_content(
             run=lease.run,
             fragment=lease.fragment,
             head=before.head,
             generation=_next_generation(session, lease, before.head + 1),
             rows=[(read_message(message), verdict) for message, verdict in rows],
-            unverified={reason: count for reason, learner, count in counts if not learner},
-            over_quota={learner: count for _, learner, count in counts if learner},
+            unverified=unverified,
+            over_quota=over_quota,
             newcomers=newcomers(session, lease.run, before.head),
             quorum_size=quorum_size,
         )
