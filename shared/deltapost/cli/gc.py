@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from deltapost.cli.opening import opened_ledger
+from deltapost.cli.options import JsonOption, LedgerOption, RunArgument, StoreOption
 from deltapost.cli.progress import progress_on_stderr
-from deltapost.settings import reveal
 
 
 def gc(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
+    run: RunArgument,
     plan: Annotated[bool, typer.Option("--plan", help="Delete nothing: say what would go.")] = False,
     retain: Annotated[
         str | None,
@@ -25,17 +26,13 @@ def gc(
             help="Abort uploads without a new part for so long. [DELTAPOST_ABANDONED_UPLOAD_SECONDS]",
         ),
     ] = None,
-    store: Annotated[
-        str | None, typer.Option(help="s3://bucket/prefix or file:///dir. [DELTAPOST_STORE]")
-    ] = None,
-    ledger: Annotated[
-        str | None, typer.Option(help="sqlite:///PATH or postgresql://… [DELTAPOST_LEDGER_URL]")
-    ] = None,
+    store: StoreOption = None,
+    ledger: LedgerOption = None,
     signing_key_file: Annotated[
         str | None,
         typer.Option(help="Signs what --retain lets go. [DELTAPOST_SIGNING_KEY_FILE]"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Collect a run's garbage: objects of decided rounds that no record names, and killed uploads.
 
@@ -46,7 +43,6 @@ def gc(
     from deltapost.algorithms.retention import Retain
     from deltapost.audit.history import BucketHistory
     from deltapost.errors import ConfigurationError
-    from deltapost.ledger import open_ledger
     from deltapost.serialization.signing import SigningKey
     from deltapost.stores import open_store
     from deltapost_aggregator.settings import CollectorSettings
@@ -73,22 +69,20 @@ def gc(
                 f"{settings.signing_key_file!r} is not the aggregator key of run {run!r}",
                 hint="deltapost keys show FILE says which key a file holds",
             )
-    opened = open_ledger(reveal(settings.ledger_url))
-    try:
-        opened.check_revision()
-        with progress_on_stderr(f"objects of {run}", shown=not as_json) as progress:
-            report = collect(
-                opened,
-                history,
-                plan=plan,
-                retain=Retain.parse(settings.retain) if settings.retain else None,
-                key=key,
-                idle_seconds=settings.abandoned_upload_seconds,
-                poll_seconds=settings.poll_seconds,
-                progress=progress,
-            )
-    finally:
-        opened.close()
+    with (
+        opened_ledger(settings.ledger_url) as opened,
+        progress_on_stderr(f"objects of {run}", shown=not as_json) as progress,
+    ):
+        report = collect(
+            opened,
+            history,
+            plan=plan,
+            retain=Retain.parse(settings.retain) if settings.retain else None,
+            key=key,
+            idle_seconds=settings.abandoned_upload_seconds,
+            poll_seconds=settings.poll_seconds,
+            progress=progress,
+        )
     _say(report.to_plain(), as_json)
 
 

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
+from deltapost.cli.options import JsonOption
 from deltapost.errors import ConfigurationError
 from deltapost.serialization.signing import SigningKey
 
 app = typer.Typer(no_args_is_help=True, help="Make and show signing keys.")
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _show(path: Path, key: SigningKey, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deltapost.cli.options import JsonOption, RunArgument, StoreOption
 from deltapost.errors import ConfigurationError
 from deltapost.serialization.names import check_id
 from deltapost.settings import Settings
@@ -24,7 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 LearnerArgument = Annotated[str, typer.Argument(metavar="LEARNER", help="The learner's id in the run.")]
 KeyArgument = Annotated[
     str,
@@ -44,15 +44,6 @@ FromVersion = Annotated[
         "else the first that no fragment has reached.",
     ),
 ]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        show_default=False,
-        help="s3://BUCKET/PREFIX or file:///DIRECTORY. Default: DELTAPOST_STORE.",
-    ),
-]
 CreatorKey = Annotated[
     str | None,
     typer.Option(
@@ -62,7 +53,6 @@ CreatorKey = Annotated[
         help="Key file of the run's creator: the learner that made it. Default: DELTAPOST_SIGNING_KEY_FILE.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class _Settings(Settings):
@@ -117,8 +107,7 @@ def revoke(
 @app.command("list", epilog="Example: deltapost learner list first-run --json")
 def list_keys(run: RunArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show every key of the registry and from which version on it counts, oldest first."""
-    opened, manifest, history = _opened(_Settings.read(store=store), run)
-    del opened
+    _, manifest, history = _opened(_Settings.read(store=store), run)
     entries = sorted(
         (entry for learner in history.learners() for entry in history.entries(learner)),
         key=lambda entry: entry.number,

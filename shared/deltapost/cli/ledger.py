@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deltapost.cli import rebuild
-from deltapost.settings import reveal
+from deltapost.cli.opening import opened_ledger
+from deltapost.cli.options import JsonOption, LedgerOption
 
 # SQLAlchemy and FastAPI are imported by the commands that use them: `--help` answers at once.
 if TYPE_CHECKING:
@@ -23,42 +23,23 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger",
-        metavar="URL",
-        show_default=False,
-        help="sqlite:///PATH or postgresql://USER@HOST/DATABASE. Default: DELTAPOST_LEDGER_URL.",
-    ),
-]
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 app.command("rebuild", epilog="Example: deltapost ledger rebuild my-run --store s3://bucket/runs")(
     rebuild.rebuild
 )
 
 
-@contextmanager
-def opened_ledger(url: str | None) -> Iterator[Ledger]:
-    from deltapost.ledger import open_ledger
+def _opened(url: str | None) -> AbstractContextManager[Ledger]:
     from deltapost_ledger import LedgerSettings
 
-    ledger = open_ledger(reveal(LedgerSettings.read(ledger_url=url).ledger_url))
-    try:
-        yield ledger
-    finally:
-        ledger.close()
+    return opened_ledger(LedgerSettings.read(ledger_url=url).ledger_url, migrated=False)
 
 
 @app.command(epilog="Example: deltapost ledger migrate --ledger postgresql://deltapost@db/ledger")
-def migrate(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
+def migrate(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Bring the schema up to this release's revision. Safe to repeat, and to run twice at once."""
     from deltapost.ledger import revisions
 
-    with opened_ledger(ledger) as opened:
+    with _opened(ledger) as opened:
         revision = revisions.migrate(opened)
         _say(opened, revision, as_json)
 
@@ -73,14 +54,14 @@ def _say(ledger: Ledger, revision: str | None, as_json: bool) -> None:
 @app.command(epilog="Example: deltapost ledger downgrade base --yes --ledger sqlite:///ledger.db")
 def downgrade(
     revision: Annotated[str, typer.Argument(metavar="REVISION", help="A revision, or `base` for no schema.")],
-    ledger: LedgerUrl = None,
+    ledger: LedgerOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take the schema down. What the removed tables held is gone; the bucket keeps the records."""
     from deltapost.ledger import revisions
 
-    with opened_ledger(ledger) as opened:
+    with _opened(ledger) as opened:
         if not yes:
             typer.confirm(f"Take {opened.name} down to {revision} and lose what that drops?", abort=True)
         reached = revisions.downgrade(opened, revision)
@@ -88,18 +69,18 @@ def downgrade(
 
 
 @app.command(epilog="Example: deltapost ledger status --ledger sqlite:///ledger.db")
-def status(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
+def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Say whether the ledger has this release's schema. Exit status 1 when it does not."""
     from deltapost.ledger import revisions
 
-    with opened_ledger(ledger) as opened:
+    with _opened(ledger) as opened:
         opened.check_revision()
         _say(opened, revisions.head(), as_json)
 
 
 @app.command(epilog="Example: deltapost ledger serve --port 8800 --ledger sqlite:///ledger.db")
 def serve(
-    ledger: LedgerUrl = None,
+    ledger: LedgerOption = None,
     host: Annotated[
         str | None,
         typer.Option(show_default=False, help="Default: DELTAPOST_LEDGER_HOST, or 127.0.0.1."),

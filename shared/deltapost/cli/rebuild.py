@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from deltapost.cli.opening import opened_ledger
+from deltapost.cli.options import JsonOption, LedgerOption, RunArgument, StoreOption
 from deltapost.cli.progress import progress_on_stderr
-from deltapost.settings import reveal
 
 if TYPE_CHECKING:
     from deltapost.audit.rebuild import Rebuilt
 
 
 def rebuild(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
-    store: Annotated[
-        str | None, typer.Option(help="s3://bucket/prefix or file:///dir. [DELTAPOST_STORE]")
-    ] = None,
-    ledger: Annotated[
-        str | None, typer.Option(help="sqlite:///PATH or postgresql://… [DELTAPOST_LEDGER_URL]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    run: RunArgument,
+    store: StoreOption = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a run's rounds, participants and verdicts again from its bucket, verifying every record.
 
@@ -33,17 +30,14 @@ def rebuild(
     """
     from deltapost.audit.rebuild import rebuild as rebuild_run
     from deltapost.audit.settings import AuditSettings
-    from deltapost.ledger import open_ledger
     from deltapost.stores import open_store
 
     settings = AuditSettings.read(store=store, ledger_url=ledger)
-    opened = open_ledger(reveal(settings.ledger_url))
-    try:
-        opened.check_revision()
-        with progress_on_stderr(f"records of {run}", shown=not as_json) as progress:
-            rebuilt = rebuild_run(opened, open_store(settings.store), run, progress=progress)
-    finally:
-        opened.close()
+    with (
+        opened_ledger(settings.ledger_url) as opened,
+        progress_on_stderr(f"records of {run}", shown=not as_json) as progress,
+    ):
+        rebuilt = rebuild_run(opened, open_store(settings.store), run, progress=progress)
     _say(rebuilt, as_json)
     raise typer.Exit(0 if rebuilt.stopped is None else 1)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltapost.cli.ledger import JsonOption, LedgerUrl, opened_ledger
+from deltapost.cli.opening import opened_ledger
+from deltapost.cli.options import JsonOption, LedgerOption, RunArgument
+
+if TYPE_CHECKING:
+    from deltapost.ledger import Ledger
 
 app = typer.Typer(
     name="run",
@@ -17,18 +22,22 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
-
 #: Seconds between two looks at how far the end has come.
 LOOK_SECONDS = 0.5
 
 
+def _opened(url: str | None) -> AbstractContextManager[Ledger]:
+    from deltapost_ledger import LedgerSettings
+
+    return opened_ledger(LedgerSettings.read(ledger_url=url).ledger_url)
+
+
 @app.command("list", epilog="Example: deltapost run list --json")
-def list_runs(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
+def list_runs(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Show every run with its state and how far it is."""
     from deltapost.ledger import queries
 
-    with opened_ledger(ledger) as opened, opened.read() as session:
+    with _opened(ledger) as opened, opened.read() as session:
         found = [
             {"run": r.run, "state": r.state, "fragments": r.fragments, "rounds": r.rounds}
             for r in queries.runs(session)
@@ -42,12 +51,12 @@ def list_runs(ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
 
 
 @app.command(epilog="Example: deltapost run show first-run")
-def show(run: RunArgument, ledger: LedgerUrl = None, as_json: JsonOption = False) -> None:
+def show(run: RunArgument, ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Show where each fragment of a run stands, and whether it has ended."""
     from deltapost.errors import LedgerError
     from deltapost.ledger import ending, queries
 
-    with opened_ledger(ledger) as opened:
+    with _opened(ledger) as opened:
         ends = ending.ends(opened, run)
         asked = ending.requested(opened, run)
         with opened.read() as session:
@@ -77,7 +86,7 @@ def show(run: RunArgument, ledger: LedgerUrl = None, as_json: JsonOption = False
 @app.command(epilog="Example: deltapost run finish first-run --wait 60")
 def finish(
     run: RunArgument,
-    ledger: LedgerUrl = None,
+    ledger: LedgerOption = None,
     wait: Annotated[
         float,
         typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for the aggregators to end it."),
@@ -87,7 +96,7 @@ def finish(
     """End a run for good: sealed rounds are committed, all else is answered, learners are told."""
     from deltapost.ledger import ending, queries
 
-    with opened_ledger(ledger) as opened:
+    with _opened(ledger) as opened:
         state = ending.request(opened, run)
         deadline, told = time.monotonic() + wait, -1
         while state != "finished" and time.monotonic() < deadline:
