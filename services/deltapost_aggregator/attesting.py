@@ -16,7 +16,6 @@ from deltapost.errors import (
     DeltapostError,
     ForkedHistory,
     HistoryError,
-    ObjectConflict,
     ObjectMissing,
     SignatureRefused,
     StoreError,
@@ -28,9 +27,10 @@ from deltapost.ledger.seals import Origin
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.ends import FragmentEnd, read_slot
 from deltapost.serialization.messages import ContributionMessage, read_message
-from deltapost.serialization.names import attestation_key, delta_key, envelope_stream, record_key
+from deltapost.serialization.names import delta_key, envelope_stream, record_key
 from deltapost.serialization.records import Attestation, Claim, Observations, Record, SealContent
 from deltapost.streams import START
+from deltapost_aggregator.attestations import find_attestation, write_attestation
 from deltapost_aggregator.computing import RoundComputer
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.ending import FragmentOver
@@ -90,34 +90,12 @@ class Attester:
         owner noted is computed again first. Raises HistoryError when it does not follow from its inputs,
         SignatureRefused when another key attested it.
         """
-        found = self._find(record)
+        found = find_attestation(self._services, record)
         if found is not None:
             return found
         if origin in ("sealed", "unknown"):
             self._vouch(before, record, origin)
-        key = attestation_key(self._context.run, self._fragment, record.version)
-        made = Attestation.make(record.sha256, observations, self._services.key)
-        self._services.reach("attest.before_put")
-        try:
-            self._services.store.put(key, made.to_bytes())
-        except ObjectConflict:
-            logger.info("attested_before", extra=self._fields(record.version))
-        self._services.reach("attest.put_sent")
-        found = self._find(record)
-        if found is None:
-            raise StoreError(f"the attestation {key!r} was written and cannot be read back")
-        return found
-
-    def _find(self, record: Record) -> Attestation | None:
-        """The attestation beside the record, verified; None when there is none. Raises SignatureRefused."""
-        key = attestation_key(self._context.run, self._fragment, record.version)
-        try:
-            data = self._services.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
-        except ObjectMissing:
-            return None
-        found = Attestation.from_bytes(data)
-        found.verify(record.sha256, self._services.key.public)
-        return found
+        return write_attestation(self._services, record, observations)
 
     def _vouch(self, before: Standing, record: Record, origin: str) -> None:
         """Computes a record of unknown origin again, and makes sure that what it names is there.

@@ -19,14 +19,13 @@ from deltapost.algorithms.sealing import round_record
 from deltapost.errors import HistoryError, NonFinite, ObjectMissing, StoreError
 from deltapost.ledger import rounds
 from deltapost.ledger.runs import Standing
-from deltapost.limits import FAILING_OBJECT_SECONDS, MISSING_RECHECK_SECONDS
+from deltapost.limits import MISSING_RECHECK_SECONDS
 from deltapost.serialization import TensorBytes, pack, unpack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import (
     anchor_key,
     delta_key,
     genesis_key,
-    manifest_key,
     outer_key,
     update_key,
 )
@@ -34,6 +33,7 @@ from deltapost.serialization.records import Claim, Record, SealContent
 from deltapost.serialization.verdicts import Verdict
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.failing import FailingObjects
 
 _KeyOf: TypeAlias = Callable[[str, int, int, bytes], str]
 
@@ -65,14 +65,13 @@ class RoundComputer:
         self._cache = cache
         self._aggregator = context.plan.aggregator(fragment, context.services.backend)
         self._state: tuple[bytes, FragmentState] | None = None
-        #: Since when the payload of a sealed envelope has not been readable.
-        self._failing_since: dict[bytes, float] = {}
+        #: Sealed envelopes whose payload is not readable.
+        self._failing = FailingObjects(context.services.store, context.run, context.services.monotonic)
 
     def remember(self, closed: ClosedRound) -> None:
         """The round was committed: its state is the next one's start, its payloads are done with."""
         self._state = (closed.record.sha256, closed.state)
         self._cache.clear()
-        self._failing_since.clear()
 
     def lost(self, content: SealContent, base: int) -> LeftOut | None:
         """The sealed contributions whose payload is gone for good; None when all are there.
@@ -109,22 +108,11 @@ class RoundComputer:
             except HistoryError:
                 verdicts[claim.envelope] = "corrupt"
             except StoreError as error:
-                if self._fails_alone(claim.envelope):
+                if self._failing.alone(claim.envelope):
                     verdicts[claim.envelope] = "missing"
                 else:
                     failure = error
         return verdicts, failure
-
-    def _fails_alone(self, envelope: bytes) -> bool:
-        """Whether this object has failed for a minute, and another is served right now."""
-        now = self._services.monotonic()
-        if now - self._failing_since.setdefault(envelope, now) < FAILING_OBJECT_SECONDS:
-            return False
-        try:
-            self._services.store.head(manifest_key(self._context.run))
-        except StoreError:
-            return False
-        return True
 
     def largest(self, content: SealContent, base: int, error: NonFinite) -> LeftOut:
         """Who is left out of a round whose result is not finite: the largest delta, ties by learner id."""
@@ -175,7 +163,7 @@ class RoundComputer:
         if data is None:
             key = delta_key(self._context.run, claim.learner, self._fragment, base, claim.payload.sha256)
             data = self._get_object(key, claim.payload)
-        self._failing_since.pop(claim.envelope, None)
+        self._failing.forget(claim.envelope)
         return data
 
     def _load_contribution(self, claim: Claim, base: int) -> Contribution:

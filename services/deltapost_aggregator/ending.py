@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from deltapost.errors import ForkedHistory, HistoryError, ObjectConflict, ObjectMissing, StoreError
+from deltapost.errors import ForkedHistory, HistoryError, ObjectConflict
 from deltapost.events import events
 from deltapost.ledger import ending
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
-from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.ends import FragmentEnd, RunEnd
-from deltapost.serialization.names import attestation_key, end_key, record_key
+from deltapost.serialization.names import end_key, record_key
 from deltapost.serialization.records import Attestation, Observations
+from deltapost_aggregator.attestations import find_attestation, write_attestation
 from deltapost_aggregator.context import RunContext
 
 logger = events(__name__)
@@ -102,8 +102,7 @@ class Ending:
         logger.info("fragment_ended", extra=self._fields(end.version) | {"answers": len(end.answers)})
 
     def _attest(self, lease: Lease, before: Standing, end: FragmentEnd) -> Attestation:
-        key = attestation_key(lease.run, lease.fragment, end.version)
-        found = self._find(key, end)
+        found = find_attestation(self._services, end)
         if found is not None:
             return found
         self._vouch(end)
@@ -114,24 +113,7 @@ class Ending:
             position=before.position,
             committed_at=datetime.now(UTC).isoformat(),
         )
-        made = Attestation.make(end.sha256, observations, self._services.key)
-        try:
-            self._services.store.put(key, made.to_bytes())
-        except ObjectConflict:
-            logger.info("attested_before", extra=self._fields(end.version))
-        found = self._find(key, end)
-        if found is None:
-            raise StoreError(f"the attestation {key!r} was written and cannot be read back")
-        return found
-
-    def _find(self, key: str, end: FragmentEnd) -> Attestation | None:
-        try:
-            data = self._services.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data
-        except ObjectMissing:
-            return None
-        found = Attestation.from_bytes(data)
-        found.verify(end.sha256, self._services.key.public)
-        return found
+        return write_attestation(self._services, end, observations)
 
     def _vouch(self, end: FragmentEnd) -> None:
         """Signs no stranger's end: somebody must have asked for it, and it must say what the ledger knows."""

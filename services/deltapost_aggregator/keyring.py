@@ -26,11 +26,12 @@ from deltapost.errors import (
 )
 from deltapost.events import events
 from deltapost.ledger import registry, runs
-from deltapost.limits import FAILING_OBJECT_SECONDS, MAX_MESSAGE_BYTES, REGISTRY_POLL_SECONDS
+from deltapost.limits import MAX_MESSAGE_BYTES, REGISTRY_POLL_SECONDS
 from deltapost.serialization.messages import SignedMessage
-from deltapost.serialization.names import learner_key, learners_prefix, manifest_key, registry_key
+from deltapost.serialization.names import learner_key, learners_prefix, registry_key
 from deltapost.serialization.verdicts import UnverifiedReason
 from deltapost.stores.registry import StoredEntry, entries_after
+from deltapost_aggregator.failing import FailingObjects
 
 if TYPE_CHECKING:
     from deltapost_aggregator.context import Services
@@ -75,7 +76,7 @@ class Keyring:
             if (first := self._history.entries(learner)[:1]) == () or first[0].action != "add"
         }
         self._unknown_until: dict[str, float] = {}
-        self._failing_since: dict[str, float] = {}
+        self._failing = FailingObjects(services.store, plan.run, services.monotonic)
         self._read_at = self._look_at = float("-inf")
         self._compared = self._history.number == 0
         self._problem: str | None = None
@@ -208,13 +209,12 @@ class Keyring:
             except (MalformedMessage, SignatureRefused, ForkedHistory) as error:
                 self._say(str(error))
             except StoreError as error:
-                if not self._fails_alone(following):
+                if not self._failing.alone(following):
                     raise
                 self._say(str(error))
             else:
                 self._say(None)
-                with self._lock:
-                    self._failing_since.pop(following, None)
+                self._failing.forget(following)
             self._read_at = now
 
     def _compare(self) -> None:
@@ -293,7 +293,7 @@ class Keyring:
             self._no_key(learner)
             return None
         except StoreError:
-            if not self._fails_alone(learner):
+            if not self._failing.alone(learner):
                 raise
             logger.warning("learner_key_unreadable", extra={"run": self._plan.run, "learner": learner})
             self._no_key(learner)
@@ -301,8 +301,8 @@ class Keyring:
         except MalformedMessage as error:
             logger.warning("learner_key_malformed", extra={"run": self._plan.run, "reason": str(error)})
             return None
+        self._failing.forget(learner)
         with self._lock:
-            self._failing_since.pop(learner, None)
             self._owners[learner] = data
         return data
 
@@ -311,18 +311,3 @@ class Keyring:
             if len(self._unknown_until) > MAX_REMEMBERED_IDS:
                 self._unknown_until.clear()
             self._unknown_until[learner] = self._services.monotonic() + UNKNOWN_LEARNER_SECONDS
-
-    def _fails_alone(self, name: str) -> bool:
-        """Whether this object has been unreadable for a minute while the store serves the manifest."""
-        now = self._services.monotonic()
-        with self._lock:
-            if len(self._failing_since) > MAX_REMEMBERED_IDS:
-                self._failing_since.clear()
-            since = self._failing_since.setdefault(name, now)
-        if now - since < FAILING_OBJECT_SECONDS:
-            return False
-        try:
-            self._services.store.head(manifest_key(self._plan.run))
-        except StoreError:
-            return False
-        return True

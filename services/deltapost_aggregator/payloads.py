@@ -27,11 +27,12 @@ from deltapost.limits import (
     REDECIDE_SECONDS,
 )
 from deltapost.serialization.messages import ContributionMessage, SignedMessage
-from deltapost.serialization.names import delta_key, manifest_key
+from deltapost.serialization.names import delta_key
 from deltapost.serialization.verdicts import Verdict
 from deltapost.stores import Blob
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.failing import FailingObjects
 
 #: Envelopes whose times are remembered; the oldest are forgotten first, which only costs a second look.
 MAX_REMEMBERED = 4_096
@@ -80,7 +81,7 @@ class PayloadChecks:
         self._batch: Sequence[SignedMessage] = ()
         self._needed: Callable[[SignedMessage], bool] = lambda _signed: False
         self._absent_since = _Times()
-        self._failing_since = _Times()
+        self._failing = FailingObjects(context.services.store, context.run, context.services.monotonic)
         self._gave_up = _Times()
         self._decided: OrderedDict[bytes, _Decided] = OrderedDict()
 
@@ -116,7 +117,7 @@ class PayloadChecks:
             self._note_decided(signed.sha256)
             return "missing", "no object under the payload's key, asked twice"
         except StoreError as error:
-            if self._failing_since.get(signed.sha256) is None:
+            if not self._failing.failing(signed.sha256):
                 self._look_at_the_rest(signed)  # so that failing objects fail side by side, not in turn
             if not self._fails_alone(signed):
                 raise StoreUnavailable(f"a payload cannot be read yet: {error}") from error
@@ -125,7 +126,7 @@ class PayloadChecks:
                 "missing",
                 f"unreadable for {FAILING_OBJECT_SECONDS:.0f} s while others were served: {error}",
             )
-        self._failing_since.forget(signed.sha256)
+        self._failing.forget(signed.sha256)
         if blob.size != payload.size:
             self._note_decided(signed.sha256)
             return "corrupt", f"{blob.size} bytes in the bucket, {payload.size} announced"
@@ -183,7 +184,7 @@ class PayloadChecks:
             except ObjectMissing:
                 self._absent_since.first(signed.sha256, self._services.monotonic())
             except StoreError:
-                self._failing_since.first(signed.sha256, self._services.monotonic())
+                self._failing.note(signed.sha256)
 
     def _fails_alone(self, signed: SignedMessage) -> bool:
         """Whether this object has failed for a minute, and another is served right now.
@@ -196,14 +197,9 @@ class PayloadChecks:
         learner = signed.message.learner.encode()
         gave_up = self._gave_up.get(learner)
         just_before = gave_up is not None and now - gave_up < FAILING_OBJECT_SECONDS
-        failing = now - self._failing_since.first(signed.sha256, now)
-        if failing < FAILING_OBJECT_SECONDS and not just_before:
+        if not self._failing.alone(signed.sha256, seconds=0.0 if just_before else FAILING_OBJECT_SECONDS):
             return False
-        try:
-            self._services.store.head(manifest_key(self._context.run))
-        except StoreError:
-            return False
-        self._failing_since.forget(signed.sha256)
+        self._failing.forget(signed.sha256)
         self._gave_up.note(learner, now)
         return True
 
