@@ -5,8 +5,9 @@ starts (see `ledger.suspects`). An exception that nobody foresaw counts like a d
 can write stops the stream for good. In one process only one fragment at a time reads so: a death is blamed
 on the entry that was being read, not on those that others had before them.
 
-Failure modes. A store that does not answer delays a noted reading instead of counting against the entry; a
-process that is killed from outside counts, if that comes while the entry is read.
+Failure modes. A store that does not answer delays a noted reading instead of counting against the entry. An
+owner that loses its lease while it reads takes its note back when it has one again: it lives. A process that
+is killed from outside counts, if that comes while the entry is read.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class Caution:
         self._services = context.services
         self._fragment = fragment
         self._left = 0
-        self._noted: bytes | None = None
         self._skipped: frozenset[bytes] = frozenset()
 
     def begin(self, lease: Lease) -> None:
         """The fragment was taken over: finds out whether the owner before died where it began to read."""
-        inherited = suspects.begin(self._services.ledger, lease)
+        survived = self._context.noted.get(self._fragment)
+        inherited = suspects.begin(self._services.ledger, lease, survived=survived)
         self._skipped = inherited.skipped
-        self._noted = None
+        self._context.noted.pop(self._fragment, None)
         self._left = BATCH_ENTRIES if inherited.careful else 0
 
     @property
@@ -83,7 +84,7 @@ class Caution:
                 self._clear(lease)
                 raise
             except Exception:
-                self._noted = None
+                self._context.noted.pop(self._fragment, None)
                 raise
             self._clear(lease)
             self._left -= 1
@@ -98,11 +99,11 @@ class Caution:
             self._services.suspect_read.release()
 
     def _note(self, lease: Lease, entry: bytes) -> None:
-        if entry == self._noted:
+        if entry == self._context.noted.get(self._fragment):
             return
         self._services.store.head(manifest_key(self._context.run))  # an outage is not the entry's fault
         starts = suspects.note(self._services.ledger, lease, entry)
-        self._noted = entry
+        self._context.noted[self._fragment] = entry
         if starts >= MAX_STARTS_AT_ENTRY:
             self._skipped |= {entry}
             logger.error(
@@ -117,7 +118,7 @@ class Caution:
 
     def _clear(self, lease: Lease) -> None:
         suspects.cleared(self._services.ledger, lease)
-        self._noted = None
+        self._context.noted.pop(self._fragment, None)
 
 
 def _sha256(entry: Entry) -> bytes:

@@ -107,6 +107,8 @@ class RunContext:
     def __init__(self, services: Services, plan: RunPlan) -> None:
         self.services = services
         self.plan = plan
+        #: By fragment, the entry that this process noted before it read it, and has not cleared (`caution`).
+        self.noted: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._liveness = Liveness(services.settings.learner_lease_seconds, plan.config.stall_after_seconds)
         self.keys = Keyring(services, plan)

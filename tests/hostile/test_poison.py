@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from deltapost.errors import StoreUnavailable
 from deltapost.ledger.engine import Ledger
@@ -243,6 +243,32 @@ def test_an_entry_that_fails_for_now_is_counted_once_a_start_and_cleared(ledger:
         with pytest.raises(StoreUnavailable):
             worker.step()
 
+    assert suspects(ledger) == {}
+
+
+def test_an_owner_that_loses_its_lease_again_and_again_blames_no_entry(ledger: Ledger) -> None:
+    # Given a fragment whose owner died, and a slow process that loses its lease over each entry
+    pipeline = Pipeline(ledger)
+    posted = pipeline.post("ada", arrays(1))
+    with pytest.raises(Killed):
+        pipeline.worker(reach=_die_at("intake.read")).step()
+    losing = True
+
+    def reach(point: str) -> None:
+        if point == "intake.payload_checked" and losing:
+            with ledger.write() as session:
+                session.execute(update(FragmentRow).values(lease_token=None))
+
+    context = pipeline.context(reach)
+    for _ in range(3 * MAX_STARTS_AT_ENTRY):
+        assert FragmentWorker(context, 0).step() == "not_owner"
+
+    # When it keeps the lease at last
+    losing = False
+    FragmentWorker(context, 0).step()
+
+    # Then the honest entry is read
+    assert pipeline.verdict(posted) == "accepted"
     assert suspects(ledger) == {}
 
 

@@ -27,14 +27,24 @@ class Inheritance:
     skipped: frozenset[bytes]
 
 
-def begin(ledger: Ledger, lease: Lease) -> Inheritance:
-    """Notes where this owner begins to read. Raises LeaseLost."""
+def begin(ledger: Ledger, lease: Lease, *, survived: bytes | None = None) -> Inheritance:
+    """Notes where this owner begins to read. Raises LeaseLost.
+
+    `survived`: an entry that this very process noted before it lost its lease. It lives, so that start does
+    not count.
+    """
     where = (FragmentRow.run == lease.run, FragmentRow.fragment == lease.fragment)
     with ledger.write() as session:
         position, began = session.execute(
             select(FragmentRow.position, FragmentRow.started_position).where(*where)
         ).one()
         hold(session, lease, started_position=position)
+        noted = session.get(SuspectRow, (lease.run, lease.fragment, survived)) if survived else None
+        if noted is not None and noted.starts > 1:
+            noted.starts -= 1
+        elif noted is not None:
+            session.delete(noted)
+        session.flush()
         found = session.execute(
             select(SuspectRow.entry, SuspectRow.starts).where(
                 SuspectRow.run == lease.run, SuspectRow.fragment == lease.fragment
