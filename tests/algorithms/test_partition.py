@@ -54,11 +54,13 @@ def test_by_bytes_puts_every_parameter_into_exactly_one_of_count_non_empty_fragm
 def test_strided_deals_everything_once_or_refuses_when_blocks_and_the_rest_are_too_few(
     schema: Schema, count: int
 ) -> None:
-    # Given at least as many blocks as fragments or not, and blocks that may all be in one fragment
-    blocks = {
-        found.group() for spec in schema.parameters if (found := re.match(r"(.*?\.)?[0-9]+\.", spec.name))
+    # Given at least as many blocks as fragments or not, and blocks that may all be in one fragment; a number
+    # may be written with zeros in front
+    in_block = {
+        spec.name: re.match(r"((?:[^.]*\.)*?)([0-9]{1,9})\.", spec.name) for spec in schema.parameters
     }
-    rest = [spec for spec in schema.parameters if not re.match(r"(.*?\.)?[0-9]+\.", spec.name)]
+    blocks = {(found[1], int(found[2])) for found in in_block.values() if found}
+    rest = [name for name, found in in_block.items() if not found]
     if len(blocks) + len(rest) < count:
         with pytest.raises(ConfigurationError, match="fragment"):
             Strided().fragments(schema, count)
@@ -121,6 +123,13 @@ def test_strided_gives_what_is_in_no_block_to_the_lightest_fragment() -> None:
     # Then the large embedding goes to the first of the light ones, the norm to the next
     assert ["model.embed.weight" in names for names in fragments] == [False, True, False, False]
     assert ["norm" in names for names in fragments] == [False, False, True, False]
+
+
+def test_strided_takes_a_number_with_zeros_in_front_for_the_same_block() -> None:
+    assert Strided().fragments(schema_of(h__02__a=1, h__2__b=1, h__3__a=1), 2) == (
+        ("h.02.a", "h.2.b"),
+        ("h.3.a",),
+    )
 
 
 def test_strided_keeps_two_stacks_of_blocks_apart_and_knows_slashes() -> None:
