@@ -16,7 +16,8 @@ def test_a_mutant_fits_its_file_once_and_its_killer_exists(mutant: Mutant) -> No
     text = (ROOT / mutant.file).read_text()
 
     assert text.count(mutant.old) == 1
-    ast.parse(text.replace(mutant.old, mutant.new))
+    if mutant.file.endswith(".py"):
+        ast.parse(text.replace(mutant.old, mutant.new))
     if mutant.killer != SIMULATOR:
         path, _, name = mutant.killer.partition("::")
         assert (ROOT / path).exists()
