@@ -219,6 +219,7 @@ def hostile_announcements() -> Attack:
         journal=Journal(Path(tempfile.mkdtemp())),
         publisher=None,  # type: ignore[arg-type]
         inbox=inbox,
+        announcer=None,  # type: ignore[arg-type]
         position=START,
         poll_seconds=0.0,
         repost_seconds=60.0,

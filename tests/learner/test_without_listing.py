@@ -28,7 +28,7 @@ from deltapost.stores import Blob
 from deltapost.stores.memory import MemoryStore
 from deltapost.streams.memory import MemoryLog
 from fixtures.pipeline import AGGREGATOR_KEY
-from fixtures.served import CLAIMS, Served, algorithm, small_model
+from fixtures.served import CLAIMS, Served, algorithm, eventually, small_model
 
 OBSERVED = Observations(
     owner="x", lease_epoch=1, stream_epoch="", position="0-0", committed_at="2026-11-30T00:00:00+00:00"
@@ -210,3 +210,25 @@ def test_who_creates_a_run_has_to_announce_it_and_who_joins_it_need_not(
         assert run.versions == [0, 0]
 
     assert "run_not_announced_again" in caplog.text
+
+
+class LosesRuns(MemoryLog):
+    """A Redis that fails over to a copy without the first announcement of a run."""
+
+    lost = False
+
+    def append(self, stream: str, data: bytes, *, max_length: int | None = None) -> str:
+        if stream == RUNS_STREAM and not self.lost:
+            self.lost = True
+            return "1-0"
+        return super().append(stream, data, max_length=max_length)
+
+
+def test_a_run_that_redis_forgot_before_an_aggregator_read_of_it_is_announced_again(served: Served) -> None:
+    log = served.log = LosesRuns()
+    with served.join(small_model(), algorithm(), repost_seconds=0.1) as run:
+        run.publish_contribution(0, 0, delta=small_model(0.5), **CLAIMS)
+
+        eventually(lambda: log.bounds(RUNS_STREAM) is not None, seconds=15)
+
+    assert log.lost

@@ -83,7 +83,10 @@ def _wait_out(world: World, process: Process, error: DeltapostError, pause: floa
     """Whatever deltapost raises is waited out, as the service does, unless it says that history is broken."""
     # A record that cannot be checked may have lost an input: that passes once it is restored.
     lost_inputs = isinstance(error, HistoryError) and bool(world.lost)
-    if isinstance(error, ForkedHistory | SignatureRefused | HistoryError) and not lost_inputs:
+    # So does a restored ledger's ignorance of who asked for an end that is there: the operator asks again.
+    forgotten = world.history.end_is_wanted and "an end that nobody asked for" in str(error)
+    passes = lost_inputs or forgotten
+    if isinstance(error, ForkedHistory | SignatureRefused | HistoryError) and not passes:
         world.fail(f"{process.name} refuses history: {error}")
     world.note(f"{process.name}: {type(error).__name__}: {error}")
     process.sleep(pause if error.retryable else LONGEST_PAUSE_SECONDS)

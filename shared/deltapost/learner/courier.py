@@ -21,6 +21,7 @@ from deltapost.errors import (
     StoreError,
 )
 from deltapost.events import events
+from deltapost.learner.announcing import RunAnnouncer
 from deltapost.learner.following import Commit, Follower
 from deltapost.learner.inbox import Inbox
 from deltapost.learner.journal import Journal, JournalEntry
@@ -61,6 +62,7 @@ class Courier:
         journal: Journal,
         publisher: Publisher,
         inbox: Inbox,
+        announcer: RunAnnouncer,
         position: str,
         poll_seconds: float,
         repost_seconds: float,
@@ -73,6 +75,7 @@ class Courier:
         self._journal = journal
         self._publisher = publisher
         self._inbox = inbox
+        self._announcer = announcer
         self._position = position
         self._poll_seconds = poll_seconds
         self._repost_seconds = repost_seconds
@@ -237,8 +240,12 @@ class Courier:
             )
 
     def _repost(self) -> None:
-        """Posts unanswered envelopes again: on a new stream epoch, or when their time has come."""
+        """Posts unanswered envelopes again: on a new stream epoch, or when their time has come.
+
+        Perhaps nobody knows of the run: it is announced again with them.
+        """
         epochs: dict[int, str | None] = {}
+        announced = False
         for entry in self._journal.unanswered():
             now = self._monotonic()
             timer = self._reposts.setdefault(
@@ -249,6 +256,9 @@ class Courier:
             timer.at = now + timer.pause
             timer.pause = min(2 * timer.pause, LONGEST_REPOST_SECONDS)
             try:
+                if not announced:
+                    self._announcer.announce()
+                    announced = True
                 self._publisher.post(entry, repeated=True)
             except (DeltapostError, OSError) as error:
                 logger.warning(

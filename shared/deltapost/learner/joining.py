@@ -8,9 +8,9 @@ from typing import Any, Literal
 from deltapost.adapters import wrap_model
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes, Partition
-from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ConfigurationError, StreamDenied
+from deltapost.errors import ConfigurationError
 from deltapost.events import events
+from deltapost.learner.announcing import RunAnnouncer
 from deltapost.learner.claiming import claim_id
 from deltapost.learner.courier import Courier
 from deltapost.learner.creating import check_fit, create_run, find_plan
@@ -25,17 +25,13 @@ from deltapost.learner.publishing import Publisher
 from deltapost.learner.session import Run
 from deltapost.learner.settings import LearnerSettings
 from deltapost.points import fail_from_environment
-from deltapost.serialization.messages import RunMessage, sign_message
-from deltapost.serialization.names import RUNS_STREAM, check_id, commits_stream
+from deltapost.serialization.names import check_id, commits_stream
 from deltapost.serialization.signing import SigningKey
 from deltapost.settings import reveal
 from deltapost.stores import ObjectStore, open_store
 from deltapost.streams import START, MessageLog, open_log
 
 logger = events(__name__)
-
-#: Entries kept in the stream on which runs are announced.
-MAX_RUNS_ENTRIES = 10_000
 
 
 def join(
@@ -120,7 +116,8 @@ def join(
             opened_store, log, plan, key, learner, journal, fail_from_environment(os.environ)
         )
         commits = log.bounds(commits_stream(run))
-        _announce_run(log, plan, key, needed=created)
+        announcer = RunAnnouncer(log, plan, key)
+        announcer.announce(needed=created)
         inbox = Inbox()
         courier = Courier(
             run=run,
@@ -130,6 +127,7 @@ def join(
             journal=journal,
             publisher=publisher,
             inbox=inbox,
+            announcer=announcer,
             position=commits.last_id if commits is not None else START,
             poll_seconds=config.poll_seconds,
             repost_seconds=config.repost_seconds,
@@ -160,17 +158,3 @@ def join(
         raise
     logger.info("joined", extra={"run": run, "learner": learner, "versions": joined.versions})
     return joined
-
-
-def _announce_run(log: MessageLog, plan: RunPlan, key: SigningKey, *, needed: bool) -> None:
-    """Tells aggregators that there is this run; each learner that may says it again when it joins.
-
-    The one that created the run has to: StreamDenied. To the others the right may be missing.
-    """
-    message = RunMessage(run=plan.run, manifest=plan.manifest_sha256, public_key=key.public)
-    try:
-        log.append(RUNS_STREAM, sign_message(message, key).frame, max_length=MAX_RUNS_ENTRIES)
-    except StreamDenied as error:
-        if needed:
-            raise
-        logger.info("run_not_announced_again", extra={"run": plan.run, "reason": str(error)})
