@@ -114,9 +114,10 @@ class Housekeeper:
         return gone
 
     def _begin_pass(self) -> None:
-        owned = upkeep.owned(self._services.ledger, self._run, self._services.settings.aggregator_name)
-        self._judge.refresh()
         heads = upkeep.heads(self._services.ledger, self._run)
+        owned = upkeep.owned(self._services.ledger, self._run, self._services.settings.aggregator_name)
+        owned = [fragment for fragment in owned if fragment in heads]
+        self._judge.refresh()
         learners = self._history.learner_ids() if owned else []
         units: list[_Unit] = []
         released: dict[int, int] = {}

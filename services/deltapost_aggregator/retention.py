@@ -29,10 +29,9 @@ def planned(
 
     `at_once`: any round counts; otherwise it waits until a span is worth a note.
     """
-    through = upkeep.releasable(ledger, history.run, fragment, retain)
+    head, through = upkeep.releasable(ledger, history.run, fragment, retain)
     before = history.released(fragment)
     reached = before.through if before is not None else 0
-    head = upkeep.heads(ledger, history.run)[fragment]
     if through <= reached or not (at_once or worth_releasing(head, reached, through)):
         return None
     found = history.read(fragment, through)

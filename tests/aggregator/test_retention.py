@@ -124,6 +124,18 @@ def test_nothing_is_let_go_before_the_signed_note_says_so_and_a_killed_pass_is_e
     assert left(pipeline, "outer") == [4, 5, 6, 7]
 
 
+def test_a_fragment_that_the_ledger_has_just_forgotten_lets_nothing_go_and_stops_no_pass(
+    sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = committed(sqlite_ledger)
+    monkeypatch.setattr(upkeep, "owned", lambda *_: [0, 1])
+
+    one_pass(pipeline, retain=f"rounds={KEPT}")
+
+    assert upkeep.releasable(sqlite_ledger, RUN, 1, Retain(rounds=1)) == (0, 0)
+    assert released(pipeline) == THROUGH
+
+
 def test_by_default_everything_that_a_record_names_is_kept(sqlite_ledger: Ledger) -> None:
     pipeline = committed(sqlite_ledger, 3)
 
@@ -170,14 +182,14 @@ def test_days_are_counted_by_the_attestations_times_against_the_databases_clock(
             .values(committed_at=ledger.now(session) - timedelta(days=2))
         )
 
-    assert upkeep.releasable(ledger, RUN, 0, Retain(days=1)) == 3
-    assert upkeep.releasable(ledger, RUN, 0, Retain(days=3)) == 0
+    assert upkeep.releasable(ledger, RUN, 0, Retain(days=1)) == (5, 3)
+    assert upkeep.releasable(ledger, RUN, 0, Retain(days=3)) == (5, 0)
     with ledger.write() as session:
         session.execute(update(RoundRow).values(committed_at=ledger.now(session) - timedelta(days=9)))
     # However old: the newest round stays.
-    assert upkeep.releasable(ledger, RUN, 0, Retain(days=1)) == 4
-    assert upkeep.releasable(ledger, RUN, 0, Retain(rounds=5)) == 0
-    assert upkeep.releasable(ledger, RUN, 0, Retain(rounds=1)) == 4
+    assert upkeep.releasable(ledger, RUN, 0, Retain(days=1)) == (5, 4)
+    assert upkeep.releasable(ledger, RUN, 0, Retain(rounds=5)) == (5, 0)
+    assert upkeep.releasable(ledger, RUN, 0, Retain(rounds=1)) == (5, 4)
 
 
 def test_a_rebuild_after_it_has_every_round(sqlite_ledger: Ledger) -> None:

@@ -40,21 +40,26 @@ def heads(ledger: Ledger, run: str) -> dict[int, int]:
         return {row.fragment: row.head for row in rows}
 
 
-def releasable(ledger: Ledger, run: str, fragment: int, retain: Retain) -> int:
-    """The version through which the policy lets go; 0: nothing yet. It is below the head."""
+def releasable(ledger: Ledger, run: str, fragment: int, retain: Retain) -> tuple[int, int]:
+    """The fragment's head, and the version below it through which the policy lets go; 0: nothing yet.
+
+    Both are 0 for a fragment that the ledger does not know: it may just have been made anew.
+    """
     with ledger.read() as session:
         head = session.scalars(
             select(FragmentRow.head).where(FragmentRow.run == run, FragmentRow.fragment == fragment)
-        ).one()
+        ).one_or_none()
+        if head is None:
+            return 0, 0
         if retain.rounds is not None:
-            return max(0, head - retain.rounds)
+            return head, max(0, head - retain.rounds)
         cutoff = ledger.now(session) - timedelta(days=retain.days or 0.0)
         first_kept = session.scalars(
             select(func.min(RoundRow.version)).where(
                 RoundRow.run == run, RoundRow.fragment == fragment, RoundRow.committed_at >= cutoff
             )
         ).one()
-    return max(0, min(head - 1, (first_kept or head) - 1))
+    return head, max(0, min(head - 1, (first_kept or head) - 1))
 
 
 @dataclass(frozen=True)
