@@ -8,11 +8,17 @@ from deltapost.ledger.engine import Ledger
 from deltapost.serialization.messages import CommitMessage, read_message
 from deltapost.serialization.names import commits_stream
 from deltapost.streams import START
-from fixtures.pipeline import RUN, Pipeline, healthy
+from fixtures.pipeline import RUN, Pipeline, arrays, healthy
 
 
 class Killed(BaseException):
     """Stands for SIGKILL."""
+
+
+def announced(pipeline: Pipeline) -> list[int]:
+    entries = pipeline.log.read(commits_stream(RUN), START, limit=9)
+    messages = [read_message(entry.data or b"").message for entry in entries]
+    return [one.version for one in messages if isinstance(one, CommitMessage)]
 
 
 def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledger: Ledger) -> None:
@@ -27,6 +33,27 @@ def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledge
         pipeline.run_to(1, pipeline.worker(reach=reach))
     pipeline.settle()
 
-    entries = pipeline.log.read(commits_stream(RUN), START, limit=9)
-    messages = [read_message(entry.data or b"").message for entry in entries]
-    assert [one.version for one in messages if isinstance(one, CommitMessage)] == [1]
+    assert announced(pipeline) == [1]
+
+
+def test_it_is_announced_first_however_much_waits_to_be_read(ledger: Ledger) -> None:
+    # Given learners that wait for a commit that nobody announced, and a stream on which others go on posting
+    pipeline = Pipeline(ledger)
+    healthy(pipeline)
+
+    def reach(point: str) -> None:
+        if point == "announce.before":
+            raise Killed
+
+    with pytest.raises(Killed):
+        pipeline.run_to(1, pipeline.worker(reach=reach))
+    worker = pipeline.worker()
+    pipeline.post("ada", arrays(9), version=1)
+
+    # When the next owner comes to its first entry
+    steps = [worker.step()]
+    while "read" not in steps:
+        steps.append(worker.step())
+
+    assert "idle" not in steps
+    assert announced(pipeline) == [1]

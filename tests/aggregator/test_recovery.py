@@ -14,17 +14,26 @@ from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
 from deltapost.serialization import TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
-from deltapost.serialization.messages import ContributionMessage, sign_message
+from deltapost.serialization.messages import (
+    AdviceMessage,
+    ContributionMessage,
+    read_message,
+    sign_message,
+)
 from deltapost.serialization.names import (
     anchor_key,
     attestation_key,
+    commits_stream,
     envelope_stream,
     epoch_key,
     record_key,
 )
+from deltapost.streams import START
+from deltapost.streams.memory import MemoryLog
 from deltapost.streams.redis import RedisLog
 from deltapost_aggregator.members import MembersReader
 from deltapost_aggregator.worker import FragmentWorker
+from fixtures.histories import copy, restore
 from fixtures.pipeline import (
     LEARNERS,
     RUN,
@@ -210,3 +219,36 @@ def test_a_step_of_a_million_years_is_no_claim() -> None:
             tokens=1,
             step_seconds=1e12,
         )
+
+
+def test_whoever_is_ahead_of_an_owner_whose_ledger_was_restored_is_ahead_of_nobody(
+    ledger: Ledger,
+) -> None:
+    # Given a database from before a round, a record that another owner puts there only after this one has
+    # looked for it, and a stream that holds nothing but a contribution to the round after it
+    pipeline = Pipeline(ledger)
+    backup = copy(ledger)
+    healthy(pipeline)
+    pipeline.run_to(1)
+    later = {key: pipeline.store.get(key).data for key in (record_key(RUN, 0, 1), attestation_key(RUN, 0, 1))}
+    for key in later:
+        pipeline.store.delete(key)
+    restore(ledger, backup)
+    pipeline.log = MemoryLog()
+    posted = pipeline.post("ada", arrays(9), version=1)
+
+    def reach(point: str) -> None:
+        if point == "intake.read":
+            for key, data in later.items():
+                pipeline.store.put(key, data)
+
+    # When it reads on
+    pipeline.run_to(1, pipeline.worker(reach=reach))
+    pipeline.settle(pipeline.worker())
+
+    # Then it adopts the record before it judges, and tells no honest learner that it was refused
+    assert pipeline.verdict(posted) == "accepted"
+    told = [
+        read_message(entry.data or b"") for entry in pipeline.log.read(commits_stream(RUN), START, limit=99)
+    ]
+    assert [one.message for one in told if isinstance(one.message, AdviceMessage)] == []

@@ -70,7 +70,8 @@ MUTANTS = (
         _INTAKE,
         "if self._record_exists(view.head + 1):",
         "if False:",
-        SIMULATOR,
+        "tests/aggregator/test_recovery.py"
+        "::test_whoever_is_ahead_of_an_owner_whose_ledger_was_restored_is_ahead_of_nobody",
     ),
     Mutant(
         2,
