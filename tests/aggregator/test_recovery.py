@@ -221,20 +221,42 @@ def test_a_step_of_a_million_years_is_no_claim() -> None:
         )
 
 
+def before_the_round(pipeline: Pipeline) -> dict[str, bytes]:
+    """Commits round 1, then puts database and stream back to before it and hides its record, which it returns."""
+    backup = copy(pipeline.ledger)
+    healthy(pipeline)
+    pipeline.run_to(1)
+    hidden = {
+        key: pipeline.store.get(key).data for key in (record_key(RUN, 0, 1), attestation_key(RUN, 0, 1))
+    }
+    for key in hidden:
+        pipeline.store.delete(key)
+    restore(pipeline.ledger, backup)
+    pipeline.log = MemoryLog()
+    return hidden
+
+
+def test_an_owner_with_nothing_to_do_finds_the_record_that_a_paused_one_writes_late(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger)
+    late = before_the_round(pipeline)
+    worker = pipeline.worker()
+    pipeline.settle(worker)
+    assert pipeline.head() == 0
+
+    for key, data in late.items():
+        pipeline.store.put(key, data)
+    pipeline.settle(worker)
+
+    assert pipeline.head() == 1
+
+
 def test_whoever_is_ahead_of_an_owner_whose_ledger_was_restored_is_ahead_of_nobody(
     ledger: Ledger,
 ) -> None:
     # Given a database from before a round, a record that another owner puts there only after this one has
     # looked for it, and a stream that holds nothing but a contribution to the round after it
     pipeline = Pipeline(ledger)
-    backup = copy(ledger)
-    healthy(pipeline)
-    pipeline.run_to(1)
-    later = {key: pipeline.store.get(key).data for key in (record_key(RUN, 0, 1), attestation_key(RUN, 0, 1))}
-    for key in later:
-        pipeline.store.delete(key)
-    restore(ledger, backup)
-    pipeline.log = MemoryLog()
+    later = before_the_round(pipeline)
     posted = pipeline.post("ada", arrays(9), version=1)
 
     def reach(point: str) -> None:

@@ -95,7 +95,7 @@ MUTANTS = (
         _CLOSER,
         "found = self.read_record(before)\n        if found is None:",
         "found = closed.record\n        if found is None:",
-        SIMULATOR,
+        "tests/aggregator/test_generations.py::test_the_record_of_an_older_generation_may_win_and_is_adopted",
     ),
     Mutant(
         3,
@@ -119,7 +119,8 @@ MUTANTS = (
         _WORKER,
         '        self._probed = False\n        return "idle"',
         '        return "idle"',
-        SIMULATOR,
+        "tests/aggregator/test_recovery.py"
+        "::test_an_owner_with_nothing_to_do_finds_the_record_that_a_paused_one_writes_late",
     ),
     Mutant(
         4,
