@@ -222,7 +222,7 @@ def test_a_step_of_a_million_years_is_no_claim() -> None:
 
 
 def before_the_round(pipeline: Pipeline) -> dict[str, bytes]:
-    """Commits round 1, then puts database and stream back to before it and hides its record, which it returns."""
+    """Commits round 1, puts database and stream back to before it, and hides its record, which it returns."""
     backup = copy(pipeline.ledger)
     healthy(pipeline)
     pipeline.run_to(1)

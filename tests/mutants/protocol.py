@@ -95,7 +95,7 @@ MUTANTS = (
         _CLOSER,
         "found = self.read_record(before)\n        if found is None:",
         "found = closed.record\n        if found is None:",
-        "tests/aggregator/test_generations.py::test_the_record_of_an_older_generation_may_win_and_is_adopted",
+        "tests/aggregator/test_racing_records.py",
     ),
     Mutant(
         3,
