@@ -8,10 +8,12 @@ import pytest
 from fastapi import Response
 from sqlalchemy import select, update
 
+from deltapost.errors import StreamUnavailable
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.tables import FragmentRow, LearnerRow
 from deltapost.serialization.messages import LeaveMessage, PassMessage, sign_message
 from deltapost.serialization.names import envelope_stream, members_stream
+from deltapost.streams import Entry
 from deltapost.streams.memory import MemoryLog
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.health import health_app
@@ -86,6 +88,44 @@ def test_a_round_closes_degraded_once_all_live_learners_reported(ledger: Ledger)
 
     assert pipeline.record(1).degraded
     assert [participant.learner for participant in pipeline.record(1).participants] == ["ada", "bob"]
+
+
+class SilentMembers(MemoryLog):
+    """A log whose members stream cannot be read while `away`."""
+
+    away = False
+
+    def read(self, stream: str, after: str, *, limit: int, wait_seconds: float = 0.0) -> list[Entry]:
+        if self.away and stream == members_stream(RUN):
+            raise StreamUnavailable("away")
+        return super().read(stream, after, limit=limit, wait_seconds=wait_seconds)
+
+
+def test_while_the_members_stream_is_away_nobody_s_lease_runs_out(ledger: Ledger) -> None:
+    # Given three live learners of whom two have contributed
+    log = SilentMembers()
+    pipeline = Pipeline(ledger, log=log)
+    for learner in LEARNERS:
+        say(pipeline, learner, 0)
+    for learner in LEARNERS[:2]:
+        pipeline.post(learner, arrays(1))
+    context = pipeline.context()
+    members, worker = MembersReader(context), FragmentWorker(context, 0)
+    members.step()
+
+    # When nobody can be heard for longer than a lease
+    log.away = True
+    pipeline.clock.sleep(2 * context.services.settings.learner_lease_seconds)
+    with pytest.raises(StreamUnavailable):
+        members.step()
+    pipeline.settle(worker)
+    log.away = False
+    members.step()
+    pipeline.settle(worker)
+
+    # Then the third is waited for all the same
+    assert pipeline.head() == 0
+    assert waiting_reason(ledger) == f"2 of 3 contributions; waiting for {LEARNERS[2]}"
 
 
 def test_the_last_round_closes_after_those_who_made_it_have_left(ledger: Ledger) -> None:

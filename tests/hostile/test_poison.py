@@ -220,6 +220,39 @@ def test_restarts_while_the_store_is_away_are_held_against_no_entry(ledger: Ledg
     assert pipeline.verdict(posted) == "accepted"
 
 
+def test_deaths_while_the_store_is_away_are_held_against_no_entry(ledger: Ledger) -> None:
+    # Given a store that hangs, and a supervisor that kills whoever hangs with it
+    pipeline = Pipeline(ledger)
+    posted = pipeline.post("ada", arrays(1))
+    inner = pipeline.store
+
+    class Hanging:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def head(self, key: str) -> Any:
+            raise StoreUnavailable("away")
+
+        def get(self, key: str, **keywords: Any) -> Any:
+            if "/deltas/" in key:
+                raise Killed
+            return inner.get(key, **keywords)
+
+    with pytest.raises(Killed):
+        pipeline.worker(reach=_die_at("intake.read")).step()
+    pipeline.store = Hanging()
+
+    # When it is started again and again meanwhile
+    for _ in range(3 * MAX_STARTS_AT_ENTRY):
+        with pytest.raises((Killed, StoreUnavailable)):
+            pipeline.worker().step()
+
+    # Then the entry it hung at is read once the store is back
+    pipeline.store = inner
+    pipeline.worker().step()
+    assert pipeline.verdict(posted) == "accepted"
+
+
 def test_an_entry_that_fails_for_now_is_counted_once_a_start_and_cleared(ledger: Ledger) -> None:
     """A payload that cannot be read yet holds its entry up: that is no death."""
     pipeline = Pipeline(ledger)

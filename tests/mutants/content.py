@@ -16,7 +16,7 @@ MUTANTS = (
         f"{AGGREGATOR}/payloads.py",
         "length = message.payload.size + 1",
         "length = None",
-        "tests/hostile/test_memory.py",
+        "tests/hostile/test_oversize.py::test_oversized_objects_are_refused_without_being_read",
     ),
     Mutant(
         13,
@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         17,
         "a message's bytes are capped before they are read",
-        f"{LIBRARY}/serialization/messages.py",
-        "    if size > limit:\n",
+        f"{LIBRARY}/serialization/documents.py",
+        "    if len(data) > limit:\n",
         "    if False:\n",
         "tests/serialization/test_messages.py",
     ),
@@ -110,9 +110,12 @@ MUTANTS = (
         17,
         "a size other than announced is corrupt",
         f"{AGGREGATOR}/payloads.py",
-        "if blob.size != payload.size:",
-        "if False:",
-        "tests/hostile/test_memory.py",
+        "        if blob.size != payload.size:\n"
+        "            self._note_decided(signed.sha256)\n"
+        '            return "corrupt", f"{blob.size} bytes in the bucket, {payload.size} announced"\n'
+        "        if hashlib.sha256(blob.data).digest() != payload.sha256:\n",
+        "        if hashlib.sha256(blob.data[: payload.size]).digest() != payload.sha256:\n",
+        "tests/hostile/test_oversize.py::test_an_object_that_grows_after_its_envelope_is_corrupt",
     ),
     Mutant(
         18,

@@ -61,13 +61,11 @@ MUTANTS = (
     ),
     Mutant(
         18,
-        "a payload's key is derived, whatever the bucket holds beside it",
-        f"{AGGREGATOR}/payloads.py",
-        "return delta_key(message.run, message.learner, message.fragment, message.version, "
-        "message.payload.sha256)",
-        "return delta_key(message.run, message.learner, message.fragment, 0, message.payload.sha256)",
-        "tests/aggregator/test_envelope_kinds.py"
-        "::test_a_payload_is_fetched_by_the_key_we_derive_never_by_another",
+        "no store takes a key that leads elsewhere",
+        f"{LIBRARY}/stores/keys.py",
+        "if len(key) > MAX_KEY_LENGTH or _KEY.fullmatch(key) is None:",
+        "if len(key) > MAX_KEY_LENGTH:",
+        "tests/stores/test_conformance.py::test_a_hostile_key_is_refused_by_every_verb",
     ),
     Mutant(
         19,
@@ -123,7 +121,7 @@ MUTANTS = (
         f"{AGGREGATOR}/caution.py",
         "self._services.store.head(manifest_key(self._context.run))",
         "pass",
-        "tests/hostile/test_poison.py",
+        "tests/hostile/test_poison.py::test_deaths_while_the_store_is_away_are_held_against_no_entry",
     ),
     Mutant(
         23,

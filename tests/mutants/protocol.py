@@ -174,9 +174,11 @@ MUTANTS = (
         6,
         "learners look for the next record themselves",
         _COURIER,
-        "fragments |= {entry.message.fragment for entry in self._journal.unanswered()}",
-        "pass",
-        SIMULATOR,
+        "            fragments |= {entry.message.fragment for entry in self._journal.unanswered()}\n"
+        "            fragments.add(self._follower.fragments[self._probes % len(self._follower.fragments)])\n",
+        "            pass\n",
+        "tests/learner/test_faults.py"
+        "::test_a_commit_whose_announcement_was_lost_is_found_by_a_learner_that_waits_for_nothing",
     ),
     Mutant(
         6,
@@ -285,7 +287,7 @@ MUTANTS = (
         "    with ledger.write() as session:\n"
         "        from datetime import UTC, datetime\n\n"
         "        now = datetime.now(UTC)\n        free = [",
-        SIMULATOR,
+        "tests/ledger/test_fences.py::test_a_lease_that_ran_out_or_was_given_back_is_free",
     ),
     Mutant(
         11,
@@ -293,7 +295,7 @@ MUTANTS = (
         f"{AGGREGATOR}/members.py",
         "self._read_at = None  # what passes until the next success counts against nobody",
         "pass",
-        "tests/aggregator/test_waiting.py",
+        "tests/aggregator/test_waiting.py::test_while_the_members_stream_is_away_nobody_s_lease_runs_out",
     ),
     Mutant(
         19,
