@@ -46,12 +46,14 @@ class Bucket:
     server: S3Server
     prefix: str
 
-    def upload(self, key: str, parts: int) -> None:
-        """Writes so many parts of 32 MiB under the key, over what is there."""
+    def upload(self, key: str, parts: int, *, begin: bytes = b"") -> None:
+        """Writes `begin` and so many parts of 32 MiB under the key, over what is there."""
         client, target = self.server.client(), {"Bucket": self.server.bucket, "Key": f"{self.prefix}/{key}"}
         upload = client.create_multipart_upload(**target)["UploadId"]
         tags = [
-            client.upload_part(**target, UploadId=upload, PartNumber=number, Body=PART)["ETag"]
+            client.upload_part(
+                **target, UploadId=upload, PartNumber=number, Body=begin + PART if number == 1 else PART
+            )["ETag"]
             for number in range(1, parts + 1)
         ]
         listed = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, start=1)]
@@ -112,7 +114,7 @@ def test_an_object_that_grows_after_its_envelope_is_corrupt(bucket: Bucket) -> N
     payload = pipeline.payload(arrays(9))
     growing = bucket.announce(payload, len(payload))
     pipeline.put(pipeline.message(MALLORY, payload), payload)
-    bucket.upload(bucket.key(growing), 1)
+    bucket.upload(bucket.key(growing), 1, begin=payload)
     healthy(pipeline)
 
     pipeline.run_to(1)

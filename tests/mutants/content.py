@@ -96,7 +96,8 @@ MUTANTS = (
         f"{LIBRARY}/serialization/documents.py",
         "    if len(data) > limit:\n",
         "    if False:\n",
-        "tests/serialization/test_messages.py",
+        "tests/serialization/test_messages.py"
+        "::test_a_frame_above_the_limit_is_refused_before_anything_is_parsed",
     ),
     Mutant(
         17,

@@ -79,7 +79,7 @@ MUTANTS = (
         _WORKER,
         "            return self._commit(lease, standing, sealed, Stages())\n",
         "            sealed = None\n",
-        SIMULATOR,
+        "tests/aggregator/test_kill_points.py",
     ),
     Mutant(
         2,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltapost.errors import MalformedMessage, SignatureRefused
-from deltapost.limits import MAX_CONTRIBUTION_BYTES
+from deltapost.limits import MAX_CONTRIBUTION_BYTES, MAX_MESSAGE_BYTES
 from deltapost.serialization.documents import FORMAT, ObjectRef, encode_canonical
 from deltapost.serialization.messages import (
     AdviceMessage,
@@ -203,6 +203,18 @@ def test_a_frame_in_any_other_form_is_malformed(frame: bytes) -> None:
 def test_random_bytes_are_malformed(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         read_message(data)
+
+
+def test_a_frame_above_the_limit_is_refused_before_anything_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr(msgpack, "unpackb", lambda data, **_: parsed.append(len(data)))
+
+    with pytest.raises(MalformedMessage, match=f"at most {MAX_MESSAGE_BYTES} are read"):
+        read_message(bytes(MAX_MESSAGE_BYTES + 1))
+
+    assert parsed == []
 
 
 @given(st.data())
