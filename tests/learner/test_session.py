@@ -10,6 +10,7 @@ import torch
 from sqlalchemy import select
 
 import deltapost
+from deltapost import Receipt
 from deltapost.errors import (
     StoreUnavailable,
 )
@@ -60,6 +61,25 @@ def test_a_loop_of_steps_publishes_each_fragment_once_in_sync_every_steps(served
     assert [row.steps for row in rows if row.fragment == 0] == [2, 4, 4, 4]
     # Every step of the 14 up to the last publish is committed once, and the two after it are the model's own.
     np.testing.assert_allclose(model["a"], -0.25 * (14 + 2), rtol=1e-6)
+
+
+def test_slow_rounds_of_one_fragment_starve_no_other(served: Served) -> None:
+    # Given one publication at a time, and rounds that outlast the next fragment's turn
+    with served.join(small_model(), algorithm(in_flight=1)) as run:
+        published: list[Receipt] = []
+        since = 0
+        for _ in range(6 * SYNC_EVERY):
+            run.count_step(tokens=8)
+            since += 1
+            if since > SYNC_EVERY // 2 and published:
+                assert run.wait_for(published[-1].fragment, published[-1].version + 1, timeout=10)
+            if found := run.publish_due(loss=1.0):
+                published, since = [*published, *found], 0
+
+    # Then the turn that a fragment was owed comes before the other's next one
+    turns = [receipt.fragment for receipt in published]
+    assert len(turns) >= 6
+    assert turns == [0, 1] * (len(turns) // 2) + [0] * (len(turns) % 2)
 
 
 def test_what_a_learner_publishes_is_found_by_its_receipt_in_sql(served: Served) -> None:

@@ -11,6 +11,7 @@ ONCE_FAILED = {
     5: "a database made anew under a live aggregator: nobody admitted the run to it again",
     49: "learners at barriers of different fragments waited for each other for ever",
     687: "Redis forgot a run before an aggregator read of it: nobody announced it again",
+    688: "slow rounds of one fragment took the only slot for ever: the other never had a turn",
 }
 
 

@@ -71,6 +71,7 @@ class Run:
         self._step_started: float | None = None
         self._step_seconds: float | None = None
         self._looked_at = 0
+        self._owed: list[int] = []
         self._left = False
         self.local_step = 0
         #: Payload bytes uploaded and anchor or update bytes read, by this object.
@@ -121,15 +122,18 @@ class Run:
         """The fragments whose turn came since the last `publish_due`, and that may be published.
 
         Not those already published for the version the model holds (unless the owner refused that), nor
-        without a step since, nor any while `in_flight` are outstanding: steps accumulate until the next turn.
+        without a step since. While `in_flight` are outstanding a turn is owed: steps accumulate, and it comes
+        as soon as a slot is free, before later turns, so that slow rounds of one fragment starve no other.
         """
+        turns = self._turns()
         outstanding = sum(self._outstanding(fragment) for fragment in self._progress)
-        found = []
-        for fragment in self._schedule.due(self._looked_at, self.local_step):
-            if self._free(fragment) and self._schedule.may_publish(outstanding):
-                found.append(fragment)
-                outstanding += 1
-        return found
+        may = sum(self._schedule.may_publish(outstanding + more) for more in range(len(turns)))
+        return turns[:may]
+
+    def _turns(self) -> list[int]:
+        """The free fragments with a turn, those that are owed one first."""
+        new = self._schedule.due(self._looked_at, self.local_step)
+        return [fragment for fragment in dict.fromkeys((*self._owed, *new)) if self._free(fragment)]
 
     def _outstanding(self, fragment: int) -> bool:
         return self._journal.outstanding(fragment, self.version(fragment))
@@ -154,6 +158,7 @@ class Run:
         loss that is not finite is left out. Else raises as `publish_contribution` does.
         """
         due = self.due()
+        self._owed = self._turns()[len(due) :]
         self._looked_at = self.local_step
         receipts = [self._publish_counted(fragment, loss, metrics, final) for fragment in due]
         return [receipt for receipt in receipts if receipt is not None]
