@@ -30,10 +30,11 @@ from deltapost.serialization import DType, ParameterSpec, Schema, TensorBytes
 
 BACKENDS: Final[dict[str, Backend]] = {
     "native": NativeBackend(),
+    "numpy": NativeBackend(level="numpy"),
     "torch": TorchBackend(),
     "mlx": MlxBackend(),
 }
-EXACT: Final = ("native", "torch")
+EXACT: Final = ("native", "numpy", "torch")
 RULES: Final[tuple[Merge, ...]] = (
     Rda(),
     WeightedMean(),

@@ -116,16 +116,27 @@ def test_contributions_may_be_read_on_demand() -> None:
     assert aggregator.close_round(first_state(), lazy) == aggregator.close_round(first_state(), given)
 
 
-def test_results_hold_bytes_even_when_the_inputs_are_views() -> None:
-    state = first_state()
-    viewed = FragmentState(0, unpack(pack(state.theta)), unpack(pack(state.outer)))
-    given = [replace(one, tensors=unpack(pack(one.tensors)), final=True) for one in round_of("F8_E4M3")]
+def test_results_hold_no_view_of_their_inputs() -> None:
+    state, buffers = first_state(), list[bytearray]()
+
+    def viewed(tensors: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
+        buffers.append(bytearray(pack(tensors)))
+        return unpack(memoryview(buffers[-1]).toreadonly())
+
+    given = [replace(one, tensors=viewed(one.tensors), final=True) for one in round_of("F8_E4M3")]
     aggregator = config(commit_dtype="F4").aggregator(SCHEMA, SCHEMA.names, NativeBackend())
+    result = aggregator.close_round(FragmentState(0, viewed(state.theta), viewed(state.outer)), given)
+    every = {
+        **result.state.theta,
+        **{f"o.{k}": v for k, v in result.state.outer.items()},
+        **(result.update or {}),
+    }
+    before = {name: bytes(tensor.data) for name, tensor in every.items()}
 
-    result = aggregator.close_round(viewed, given)
+    for buffer in buffers:
+        buffer[:] = b"\xff" * len(buffer)
 
-    every = [*result.state.theta.values(), *result.state.outer.values(), *(result.update or {}).values()]
-    assert {type(tensor.data) for tensor in every} == {bytes}
+    assert {name: bytes(tensor.data) for name, tensor in every.items()} == before
 
 
 def test_what_a_narrow_commit_loses_stays_in_the_master_and_goes_out_later() -> None:

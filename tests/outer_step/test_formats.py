@@ -308,4 +308,4 @@ def test_backends_with_equal_settings_are_equal() -> None:
     assert NativeBackend() == NativeBackend()
     assert TorchBackend() == TorchBackend("cpu")
     assert TorchBackend() != NativeBackend()
-    assert [backend.exact for backend in BACKENDS.values()] == [True, True, False]
+    assert [backend.exact for backend in BACKENDS.values()] == [True, True, True, False]

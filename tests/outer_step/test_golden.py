@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deltapost.adapters import Backend
 from deltapost.algorithms import ARITHMETIC_VERSION
 from deltapost.algorithms.diloco import Median, Merge
 from deltapost.serialization import digest, pack
@@ -26,10 +27,12 @@ CODEC_CASES = [(delta, commit) for delta in DTYPES for commit in (None, *DTYPES)
 MERGE_CASES = [(rule, dtype) for rule in RULES[1:] for dtype in ("F32", "BF16", "F4")]
 
 
-def digest_of(delta: str, commit: str | None, backend: str, merge: Merge = RULES[0], second: int = 3) -> str:
+def digest_of(
+    delta: str, commit: str | None, backend: str | Backend, merge: Merge = RULES[0], second: int = 3
+) -> str:
     """The SHA-256 over two rounds' states, updates and observations; `second` learners are in the second."""
     aggregator = config(delta_dtype=delta, commit_dtype=commit, merge=merge).aggregator(
-        SCHEMA, SCHEMA.names, BACKENDS[backend]
+        SCHEMA, SCHEMA.names, BACKENDS[backend] if isinstance(backend, str) else backend
     )
     state, parts = first_state(), []
     for round_ in (round_of(delta), round_of(delta)[:second]):

@@ -18,7 +18,8 @@ from deltapost.adapters.native import NativeBackend
 from deltapost.algorithms import Contribution, FragmentState, RoundResult
 from deltapost.algorithms.admission import check_payload, delta_norm, judge_norm
 from deltapost.algorithms.diloco import DiLoCo, Median, Merge, NormClipped, Rda, TrimmedMean, WeightedMean
-from deltapost.algorithms.merges import rda, weighted_mean
+from deltapost.algorithms.merges import mean_plan, rda_plan, weighted_mean
+from deltapost.algorithms.merges import merged as merge_values
 from deltapost.algorithms.robust import clip_scales, median, trimmed_mean
 from deltapost.errors import NonFinite
 from deltapost.serialization import ParameterSpec, Schema, TensorBytes, pack
@@ -123,14 +124,19 @@ def test_norms_are_clipped_over_the_whole_fragment_embeddings_too(backend: str) 
 
 
 @pytest.mark.parametrize("backend", EXACT)
-@pytest.mark.parametrize("mean", [weighted_mean, rda])
-def test_scales_of_one_change_no_bit_of_a_mean(mean: object, backend: str) -> None:
+def test_scales_of_one_change_no_bit_of_a_mean(backend: str) -> None:
     values = [BACKENDS[backend].load(rough((333,), seed, 3)) for seed in range(4)]
-    weights = [1.0, 2.5, 0.3, 7.0]
+    weights, ones = [1.0, 2.5, 0.3, 7.0], [1.0] * 4
+    norms = [value.norm() for value in values]
 
-    plain, scaled = mean(values, weights), mean(values, weights, scales=[1.0] * 4)  # type: ignore[operator]
+    means = merge_values(values, mean_plan(weights)), merge_values(values, mean_plan(weights, ones))
+    radial = (
+        merge_values(values, rda_plan(weights, norms)),
+        merge_values(values, rda_plan(weights, norms, ones)),
+    )
 
-    assert plain.to_bytes("F32") == scaled.to_bytes("F32")
+    assert means[0].to_bytes("F32") == means[1].to_bytes("F32")
+    assert radial[0].to_bytes("F32") == radial[1].to_bytes("F32")
 
 
 vectors = st.lists(st.floats(-8.0, 8.0, width=32), min_size=3, max_size=3)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from deltapost.adapters import Value
-from deltapost.algorithms.merges import combine
+from deltapost.adapters.sweeps import Merged
 
 
 def _clamped(cosine: float) -> float:
@@ -28,16 +27,13 @@ class Agreement:
         self._merged = 0.0
         self._dots = [0.0] * len(self._norms)
 
-    def add(self, deltas: Sequence[Value], merged: Value) -> None:
-        """Takes one tensor's deltas, in the order of `norms`, and what they were merged to."""
-        if len(self._norms) > 1 and self._moved:
-            units = combine(
-                [deltas[index] for index in self._moved], [1 / self._norms[index] for index in self._moved]
-            )
-            self._unit_sum += units.squared_norm()
-        self._merged += merged.squared_norm()
+    def add(self, merged: Merged, factor: float | None) -> None:
+        """Takes one tensor's sums: its merged delta is the base times `factor`."""
+        times = 1.0 if factor is None else factor
+        self._unit_sum += merged.unit_squared
+        self._merged += times * times * merged.squared
         for index in self._moved:
-            self._dots[index] += deltas[index].dot(merged)
+            self._dots[index] += times * merged.dots[index]
 
     def mean(self) -> float | None:
         """The mean cosine over pairs, a pair with a zero delta counting 0; None with fewer than two."""

@@ -6,10 +6,13 @@ The order of float32 operations is arithmetic version 1, written down in `docs/e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from dataclasses import dataclass
+from math import fsum, sqrt
 from typing import Final
 
 from deltapost.adapters import Value
+from deltapost.adapters.floats import to_float32
+from deltapost.adapters.sweeps import Combination
 from deltapost.errors import ConfigurationError
 
 #: Below this norm a delta's direction counts as shorter than a unit vector: φ(x) = x / max(‖x‖, this).
@@ -54,42 +57,80 @@ def combine(values: Sequence[Value], coefficients: Sequence[float]) -> Value:
     return total
 
 
-def weighted_mean(
-    values: Sequence[Value], weights: Sequence[float], scales: Sequence[float] | None = None
-) -> Value:
+@dataclass(frozen=True)
+class MergePlan:
+    """How a tensor's deltas become the merged one: a base, then times a factor, as far as there is one.
+
+    The factor is fixed, or `radius` over the base's norm (0 where the base is shorter than what rounding
+    leaves of directions that cancel).
+    """
+
+    combination: Combination
+    fixed: float | None = None
+    radius: float | None = None
+
+    def factor(self, squared: float) -> float | None:
+        """The factor, as float32 has it, of a base with this squared norm. Raises NonFinite past float32."""
+        factor = self.fixed
+        if self.radius is not None:
+            length = sqrt(squared)
+            factor = 0.0 if length < SMALLEST_DIRECTION else self.radius / length
+        return None if factor is None else to_float32(factor)
+
+
+def mean_plan(weights: Sequence[float], scales: Sequence[float] | None = None) -> MergePlan:
     """Σ wᵢsᵢvᵢ / Σ wᵢ. `scales` are 1 where none are given."""
     shares = normalized(weights)
-    return combine(
-        values, [share * scale for share, scale in zip(shares, _or_ones(scales, shares), strict=True)]
-    )
+    factors = _or_ones(scales, shares)
+    coefficients = tuple(share * scale for share, scale in zip(shares, factors, strict=True))
+    return MergePlan(Combination(coefficients))
 
 
-def rda(
-    values: Sequence[Value],
-    weights: Sequence[float],
-    norms: Sequence[float] | None = None,
-    scales: Sequence[float] | None = None,
-) -> Value:
-    """Radial-direction averaging: the mean of the norms along the mean of the directions, of the sᵢvᵢ.
-
-    Weights every mean by `weights`. Zeros when the directions cancel. `norms` saves computing ‖vᵢ‖ again;
-    `scales` are 1 where none are given.
-    """
+def rda_plan(
+    weights: Sequence[float], norms: Sequence[float], scales: Sequence[float] | None = None
+) -> MergePlan:
+    """Radial-direction averaging: the mean of the norms along the mean of the directions, of the sᵢvᵢ."""
     shares = normalized(weights)
     factors = _or_ones(scales, shares)
-    lengths = [value.norm() for value in values] if norms is None else norms
-    scaled = [factor * length for factor, length in zip(factors, lengths, strict=True)]
-    direction = combine(
-        values,
-        [
-            share * factor / max(length, SMALLEST_NORM)
-            for share, factor, length in zip(shares, factors, scaled, strict=True)
-        ],
+    scaled = [factor * length for factor, length in zip(factors, norms, strict=True)]
+    coefficients = tuple(
+        share * factor / max(length, SMALLEST_NORM)
+        for share, factor, length in zip(shares, factors, scaled, strict=True)
     )
-    length = direction.norm()
-    if length < SMALLEST_DIRECTION:
-        return direction.zeros_like()
-    return direction * (fsum(share * norm for share, norm in zip(shares, scaled, strict=True)) / length)
+    radius = fsum(share * norm for share, norm in zip(shares, scaled, strict=True))
+    return MergePlan(Combination(coefficients), radius=radius)
+
+
+def merged(values: Sequence[Value], plan: MergePlan) -> Value:
+    """The merged delta of one tensor."""
+    base = combined(values, plan.combination)
+    return scaled(base, plan.factor(base.squared_norm() if plan.radius is not None else 0.0))
+
+
+def combined(values: Sequence[Value], combination: Combination) -> Value:
+    """The base of one tensor."""
+    if combination.coefficients is not None:
+        return combine(values, combination.coefficients)
+    first, *rest = values
+    return first.middle_sum(rest, combination.trim)
+
+
+def scaled(base: Value, factor: float | None) -> Value:
+    """The base times its factor; +0 where that is 0."""
+    if factor is None:
+        return base
+    return base * factor if factor else base.zeros_like()
+
+
+def weighted_mean(values: Sequence[Value], weights: Sequence[float]) -> Value:
+    """Σ wᵢvᵢ / Σ wᵢ."""
+    return merged(values, mean_plan(weights))
+
+
+def rda(values: Sequence[Value], weights: Sequence[float], norms: Sequence[float] | None = None) -> Value:
+    """Radial-direction averaging. Zeros when the directions cancel. `norms` saves computing ‖vᵢ‖ again."""
+    lengths = [value.norm() for value in values] if norms is None else norms
+    return merged(values, rda_plan(weights, lengths))
 
 
 def _or_ones(scales: Sequence[float] | None, like: Sequence[float]) -> Sequence[float]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deltapost.adapters import Value
+from deltapost.adapters.sweeps import Combination
+from deltapost.algorithms.merges import MergePlan, merged
 
 
 def clip_scales(norms: Sequence[float]) -> list[float]:
@@ -24,14 +26,18 @@ def clip_scales(norms: Sequence[float]) -> list[float]:
     return [median / norm if norm > median else 1.0 for norm in norms]
 
 
-def trimmed_mean(values: Sequence[Value], trim: int) -> Value:
-    """Per element, the mean of the values without the `trim` lowest and the `trim` highest; each counts once.
+def trimmed_plan(count: int, trim: int) -> MergePlan:
+    """Per element, the mean of `count` values without the `trim` lowest and highest; each counts once.
 
     With 2·`trim` values or fewer, the median. Source: Yin et al., 2018 (arXiv:1803.01498).
     """
-    left_out = min(trim, (len(values) - 1) // 2)
-    first, *rest = values
-    return first.middle_sum(rest, left_out) * (1 / (len(values) - 2 * left_out))
+    left_out = min(trim, (count - 1) // 2)
+    return MergePlan(Combination(None, left_out), fixed=1 / (count - 2 * left_out))
+
+
+def trimmed_mean(values: Sequence[Value], trim: int) -> Value:
+    """The trimmed mean of values. See `trimmed_plan`."""
+    return merged(values, trimmed_plan(len(values), trim))
 
 
 def median(values: Sequence[Value]) -> Value:

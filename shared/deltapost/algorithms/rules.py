@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from deltapost.adapters import Value
-from deltapost.algorithms.merges import capped_weights, rda, weight, weighted_mean
-from deltapost.algorithms.robust import clip_scales, median, trimmed_mean
+from deltapost.algorithms.merges import MergePlan, capped_weights, mean_plan, rda_plan, weight
+from deltapost.algorithms.robust import clip_scales, trimmed_plan
 from deltapost.algorithms.rounds import Contribution
 from deltapost.errors import ConfigurationError
 from deltapost.limits import MAX_COUNTER
@@ -101,24 +100,19 @@ def merge_scales(rule: Merge, norms: Sequence[float]) -> list[float]:
     return clip_scales(norms) if isinstance(rule, NormClipped) else [1.0] * len(norms)
 
 
-def merge_tensor(
-    rule: Merge,
-    name: str,
-    deltas: Sequence[Value],
-    weights: Sequence[float],
-    norms: Sequence[float],
-    scales: Sequence[float],
-) -> Value:
-    """The merged delta of the tensor `name`; `norms` are those of `deltas`, before scaling."""
+def merge_plan(
+    rule: Merge, name: str, weights: Sequence[float], norms: Sequence[float], scales: Sequence[float]
+) -> MergePlan:
+    """How the deltas of the tensor `name` become one; `norms` are the tensor's own, before scaling."""
     match rule:
         case TrimmedMean():
-            return trimmed_mean(deltas, rule.trim)
+            return trimmed_plan(len(weights), rule.trim)
         case Median():
-            return median(deltas)
+            return trimmed_plan(len(weights), len(weights))
     mean = rule.base if isinstance(rule, NormClipped) else rule
     if isinstance(mean, WeightedMean) or EMBEDDING_MARK in name.lower():
-        return weighted_mean(deltas, weights, scales)
-    return rda(deltas, weights, norms, scales)
+        return mean_plan(weights, scales)
+    return rda_plan(weights, norms, scales)
 
 
 def merge_to_fields(rule: Merge) -> dict[str, Any]:
