@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltapost import __version__
-from deltapost.cli import aggregator, gc, keys, learner, ledger, run
+from deltapost.cli import aggregator, doctor, gc, keys, learner, ledger, run
 from deltapost.cli.demo import command as demo
 from deltapost.errors import DeltapostError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("aggregator")(aggregator.aggregator)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("gc", epilog="Example: deltapost gc my-run --plan --store s3://bucket/runs")(gc.gc)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
