@@ -29,18 +29,23 @@ START_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin directory of an environment that holds only the built wheel and what it requires."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a build reads, and nothing that one left behind."""
+    source = tmp_path_factory.mktemp("source")
+    leave = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
     for name in SOURCES:
         path = ROOT / name
         if path.is_dir():
             shutil.copytree(path, source / name, ignore=leave)
         else:
             shutil.copy(path, source / name)
+    return source
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
+    """The bin directory of an environment that holds only the built wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("wheel")
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=60)
     binaries = folder / "venv" / "bin"
     pip = [
@@ -86,6 +91,48 @@ def ready(port: int, log: Path) -> dict[str, Any]:
             reason = str(error)
         time.sleep(0.2)
     raise AssertionError(f"not ready after {START_SECONDS} s: {reason}\n{log.read_text()}")
+
+
+def doctor(python: Path, **environment: str) -> dict[str, Any]:
+    """What `deltapost doctor` says of an installation."""
+    program = "from deltapost.cli.main import main; main()"
+    done = subprocess.run(
+        [python, "-c", program, "doctor", "--json"],
+        env={"PATH": os.defpath, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.timeout(400)
+def test_with_and_without_a_compiler_an_installation_gives_the_same_bytes(
+    installed: Path, source: Path, tmp_path: Path
+) -> None:
+    # Given an installation from source with a compiler, and one where every compilation fails
+    build = [installed / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    left_by_the_first = shutil.ignore_patterns("build", "*.egg-info", "*.so")
+    again = shutil.copytree(source, tmp_path / "source", ignore=left_by_the_first)
+    done = subprocess.run(
+        [*build, "--no-deps", "--target", tmp_path / "without", again],
+        env={**os.environ, "CC": "/bin/false"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+    with_compiler = doctor(installed / "python")
+    without = doctor(installed / "python", PYTHONPATH=str(tmp_path / "without"))
+
+    # Then the one computes in C, the other with numpy, and both pass the same check
+    assert with_compiler["in_use"] in ("avx2", "baseline")
+    assert with_compiler["builds"]["baseline"].startswith(str(installed.parent))
+    assert (without["in_use"], without["builds"]) == ("numpy", {})
+    assert not list((tmp_path / "without").rglob("*.so"))
 
 
 @pytest.mark.timeout(400)
