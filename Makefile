@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim mutants lint check bench-liars bench-takeover load soak up down learner \
+.PHONY: help venv demo test test-all sim mutants lint check bench-close bench-liars bench-takeover load soak up down learner \
 	migrate constraints clean
 
 help: ## Lists the targets.
@@ -46,6 +46,9 @@ lint: $(DEV_STAMP) ## Formatting, lint and types.
 	$(BIN)/mypy
 
 check: lint test ## What a change has to pass before it is committed.
+
+bench-close: $(DEV_STAMP) ## Closing a round beside gradientmail 0.0.2 (needs Python 3.12 or newer for it).
+	@$(BIN)/python benchmarks/close.py $(ARGS)
 
 bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/liars.py $(ARGS)

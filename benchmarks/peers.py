@@ -1,0 +1,37 @@
+"""Peers from PyPI, each in a virtual environment of its own below build/peers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+BUILD = Path(__file__).parents[1] / "build" / "peers"
+#: What each needs beside itself, and the oldest Python that takes it.
+PEERS = {"gradientmail==0.0.2": (["torch", "numpy"], (3, 12))}
+
+
+def python_of(peer: str, *, python: str | None, console: Console) -> Path:
+    """The interpreter of the peer's environment, made the first time. `python` names what makes it."""
+    others, oldest = PEERS[peer]
+    folder = BUILD / peer.replace("==", "-")
+    ready = folder / ".ready"
+    if not ready.exists():
+        maker = python or _found(oldest)
+        console.print(f"installing {peer} into {folder} with {maker}; this downloads torch")
+        subprocess.run([maker, "-m", "venv", "--clear", folder], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, peer, *others], check=True)
+        ready.touch()
+    return folder / "bin" / "python"
+
+
+def _found(oldest: tuple[int, int]) -> str:
+    names = [f"python3.{minor}" for minor in range(oldest[1], oldest[1] + 4)]
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    sys.exit(f"none of {', '.join(names)} is here: name one with --peer-python PATH")
