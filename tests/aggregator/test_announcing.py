@@ -21,7 +21,8 @@ def announced(pipeline: Pipeline) -> list[int]:
     return [one.version for one in messages if isinstance(one, CommitMessage)]
 
 
-def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledger: Ledger) -> None:
+def committed_and_killed(ledger: Ledger) -> Pipeline:
+    """A round whose owner died after its transaction, before it announced anything."""
     pipeline = Pipeline(ledger)
     healthy(pipeline)
 
@@ -31,22 +32,20 @@ def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledge
 
     with pytest.raises(Killed):
         pipeline.run_to(1, pipeline.worker(reach=reach))
+    return pipeline
+
+
+def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledger: Ledger) -> None:
+    pipeline = committed_and_killed(ledger)
+
     pipeline.settle()
 
     assert announced(pipeline) == [1]
 
 
 def test_it_is_announced_first_however_much_waits_to_be_read(ledger: Ledger) -> None:
-    # Given learners that wait for a commit that nobody announced, and a stream on which others go on posting
-    pipeline = Pipeline(ledger)
-    healthy(pipeline)
-
-    def reach(point: str) -> None:
-        if point == "announce.before":
-            raise Killed
-
-    with pytest.raises(Killed):
-        pipeline.run_to(1, pipeline.worker(reach=reach))
+    # Given learners that wait for that commit, and a stream on which others go on posting
+    pipeline = committed_and_killed(ledger)
     worker = pipeline.worker()
     pipeline.post("ada", arrays(9), version=1)
 
