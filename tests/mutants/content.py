@@ -85,9 +85,17 @@ MUTANTS = (
     Mutant(
         15,
         "the result is finite before it is uploaded",
-        f"{LIBRARY}/algorithms/closing.py",
+        f"{LIBRARY}/algorithms/value_sweeps.py",
         '    if not value.is_finite():\n        raise NonFinite(f"{what}',
         '    if False:\n        raise NonFinite(f"{what}',
+        "tests/outer_step/test_closing.py",
+    ),
+    Mutant(
+        15,
+        "the result is finite before it is uploaded, in C too",
+        f"{LIBRARY}/adapters/native_sweeps.py",
+        "                if bits & flag:",
+        "                if False:",
         "tests/outer_step/test_closing.py",
     ),
     Mutant(
