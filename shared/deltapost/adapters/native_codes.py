@@ -8,13 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from math import prod
-from typing import Final
 
 import numpy as np
 
 from deltapost.adapters import microscaling
 from deltapost.adapters.floats import Floats
-from deltapost.adapters.kernels import FORMATS, Kernels, share, threads_for
+from deltapost.adapters.kernels import FORMATS, NO_EXPONENT, Kernels, share, threads_for
 from deltapost.adapters.microscaling import (
     F4_BLOCK,
     check_quantized,
@@ -24,10 +23,7 @@ from deltapost.adapters.microscaling import (
 )
 from deltapost.adapters.reduction import BLOCK, add_blocks
 from deltapost.errors import NonFinite
-from deltapost.serialization.tensor import ParameterDType, QuantizedDType, TensorBytes
-
-_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
-_NO_EXPONENT: Final = -(2**31)
+from deltapost.serialization.tensor import ParameterDType, QuantizedDType, TensorBytes, element_bytes
 
 
 def tree_dot(found: Kernels, threads: int | None, left: Floats, right: Floats) -> float:
@@ -44,7 +40,7 @@ def tree_dot(found: Kernels, threads: int | None, left: Floats, right: Floats) -
 
 def narrow(found: Kernels, threads: int | None, values: Floats, dtype: ParameterDType) -> TensorBytes:
     """`values` rounded to `dtype`."""
-    data = np.empty(values.size * _BYTES[dtype], np.uint8)
+    data = np.empty(element_bytes(dtype, values.shape), np.uint8)
     _encode(found, threads, values, dtype, 0, data, None)
     return TensorBytes(dtype, values.shape, data.tobytes())
 
@@ -64,7 +60,7 @@ def quantize(
     if dtype == "F8_E4M3":
         exponent = f8_exponent(_largest(found, threads, values, residual))
         codes = np.empty(values.size, np.uint8)
-        given = _NO_EXPONENT if exponent is None else exponent
+        given = NO_EXPONENT if exponent is None else exponent
         _encode(found, threads, values, dtype, given, codes, None, residual)
         scale = TensorBytes("F32", (), struct.pack("<f", 2.0 ** (exponent or 0)))
         return TensorBytes("F8_E4M3", values.shape, codes.tobytes()), scale

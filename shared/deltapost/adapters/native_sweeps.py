@@ -6,17 +6,18 @@ bytes for each learner and 4096 elements, and what a thread keeps of one block.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from ctypes import byref
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
 from deltapost.adapters import kernels
 from deltapost.adapters.buffers import Integers, Outputs
 from deltapost.adapters.floats import Floats, to_float32
-from deltapost.adapters.kernels import FORMATS, Deltas, Kernels, Merging, Stepping
-from deltapost.adapters.microscaling import F4_BLOCK, padded
+from deltapost.adapters.kernels import FORMATS, NO_EXPONENT, Deltas, Kernels, Merging, Stepping
+from deltapost.adapters.microscaling import F4_BLOCK, f8_exponent, padded
 from deltapost.adapters.native import NativeBackend
 from deltapost.adapters.ordering import exchanges
 from deltapost.adapters.protocols import Backend
@@ -24,11 +25,11 @@ from deltapost.adapters.reduction import BLOCK
 from deltapost.adapters.sweeps import Combination, Merged, Outer, Stepped, Sweeps
 from deltapost.errors import NonFinite
 from deltapost.serialization.schema import MASTER_PREFIX, MOMENTUM_PREFIX, SCALE_SUFFIX, ParameterSpec
-from deltapost.serialization.tensor import TensorBytes
+from deltapost.serialization.tensor import BITS, ParameterDType, QuantizedDType, TensorBytes, element_bytes
 
 #: What `close.c` says is not finite of a tensor, in the order in which it is looked at.
-_FLAGS: Final = ((1, "momentum"), (2, "master"), (4, "update"), (8, "anchor"))
-_ANCHOR_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_BAD_UPDATE: Final = 4
+_FLAGS: Final = ((1, "momentum"), (2, "master"), (_BAD_UPDATE, "update"), (8, "anchor"))
 
 
 def native_sweeps(
@@ -42,7 +43,9 @@ def native_sweeps(
     """The passes in C over checked inputs; None for another backend, or where there is no build."""
     if not isinstance(backend, NativeBackend) or (found := backend.kernels) is None:
         return None
-    return NativeSweeps(found, backend.threads, specs, theta, outer, deltas, commit)
+    # The settings were checked: there are no other codecs.
+    dtype = cast(ParameterDType | QuantizedDType | None, commit)
+    return NativeSweeps(found, backend.threads, specs, theta, outer, deltas, dtype)
 
 
 class NativeSweeps:
@@ -56,7 +59,7 @@ class NativeSweeps:
         theta: Mapping[str, TensorBytes],
         outer: Mapping[str, TensorBytes],
         deltas: Sequence[Mapping[str, TensorBytes]],
-        commit: str | None,
+        commit: ParameterDType | QuantizedDType | None,
     ) -> None:
         self._kernels = found
         self._threads = threads
@@ -112,7 +115,7 @@ class NativeSweeps:
         # A master that is the anchor needs no bytes of its own.
         anchors = Outputs(
             [
-                _ANCHOR_BYTES[spec.dtype] * spec.elements if kept else 0
+                element_bytes(spec.dtype, spec.shape) if kept else 0
                 for spec, kept in zip(self._specs, keeps_master, strict=True)
             ]
         )
@@ -139,9 +142,9 @@ class NativeSweeps:
             update_out=self._keep(codes.addresses),
             update_scales=self._keep(scales.addresses),
         )
-        self._refuse(self._run(self._kernels.step, stepping))
+        largest = self._run(self._kernels.step, stepping)
         if self._commit == "F8_E4M3":
-            self._publish_f8(stepping, scales)
+            self._publish_f8(stepping, largest, scales)
         theta: dict[str, TensorBytes] = {}
         state: dict[str, TensorBytes] = {}
         for index, (spec, kept) in enumerate(zip(self._specs, keeps_master, strict=True)):
@@ -152,30 +155,32 @@ class NativeSweeps:
                 state[MASTER_PREFIX + spec.name] = master
         return Stepped(theta, state, self._update_entries(codes, scales))
 
-    def _publish_f8(self, stepping: Stepping, scales: Outputs) -> None:
-        largest = self._largest.max(axis=0)
-        fields = (largest >> 23).astype(np.int32)
-        self._refuse(np.where(fields == 255, 4, 0))
-        exponents = np.where(fields < 1, np.iinfo(np.int32).min, np.maximum(fields - 134, -126))
-        stepping.exponents = self._keep(exponents.astype(np.int32))
-        powers = np.ldexp(1.0, np.where(fields < 1, 0, np.maximum(fields - 134, -126))).astype(np.float32)
-        for index, power in enumerate(powers):
-            scales.write(index, power.tobytes())
-        self._refuse(self._run(self._kernels.publish, stepping))
+    def _publish_f8(self, stepping: Stepping, largest: Floats, scales: Outputs) -> None:
+        self._refuse(np.where(np.isfinite(largest), 0, _BAD_UPDATE))
+        exponents = [f8_exponent(float(one)) for one in largest]
+        given = [NO_EXPONENT if exponent is None else exponent for exponent in exponents]
+        stepping.exponents = self._keep(np.array(given, np.int32))
+        for index, exponent in enumerate(exponents):
+            scales.write(index, struct.pack("<f", 2.0 ** (exponent or 0)))
+        self._run(self._kernels.publish, stepping)
 
-    def _run(self, kernel: Any, stepping: Stepping) -> np.ndarray[Any, np.dtype[Any]]:
-        """Runs a kernel of the third sweep; returns the flags of each tensor."""
+    def _run(self, kernel: Any, stepping: Stepping) -> Floats:
+        """Runs a kernel of the third sweep; returns the largest magnitude of each tensor's update, for F8.
+
+        Raises NonFinite.
+        """
         parts = kernels.threads_for(self._blocks, self._threads)
         flags = np.zeros((parts, len(self._specs)), np.uint8)
-        self._largest = np.zeros((parts, len(self._specs)), np.uint32)
+        largest = np.zeros((parts, len(self._specs)), np.uint32)
 
         def work(part: int, begin: int, end: int) -> None:
             own = Stepping.from_buffer_copy(stepping)
-            own.flags, own.largest = flags[part].ctypes.data, self._largest[part].ctypes.data
+            own.flags, own.largest = flags[part].ctypes.data, largest[part].ctypes.data
             kernel(byref(self._deltas), byref(own), begin, end)
 
         kernels.share(self._blocks, self._threads, work)
-        return np.asarray(np.bitwise_or.reduce(flags, axis=0), np.uint8)
+        self._refuse(np.bitwise_or.reduce(flags, axis=0))
+        return np.asarray(largest.max(axis=0).view(np.float32))
 
     def _refuse(self, flags: np.ndarray[Any, np.dtype[Any]]) -> None:
         for spec, bits in zip(self._specs, flags.tolist(), strict=True):
@@ -192,7 +197,7 @@ class NativeSweeps:
             case "F8_E4M3":
                 sizes = [(spec.elements, 4) for spec in self._specs]
             case other:
-                sizes = [(_ANCHOR_BYTES[other] * spec.elements, 0) for spec in self._specs]
+                sizes = [(BITS[other] // 8 * spec.elements, 0) for spec in self._specs]
         return Outputs([codes for codes, _ in sizes]), Outputs([scales for _, scales in sizes])
 
     def _update_entries(self, codes: Outputs, scales: Outputs) -> dict[str, TensorBytes] | None:
@@ -206,7 +211,7 @@ class NativeSweeps:
                 entries[spec.name] = TensorBytes("F4", (count,), codes.view(index))
                 entries[scale_name] = TensorBytes("F8_E8M0", (count // F4_BLOCK,), scales.view(index))
                 continue
-            entries[spec.name] = TensorBytes(self._commit, spec.shape, codes.view(index))  # type: ignore[arg-type]
+            entries[spec.name] = TensorBytes(self._commit, spec.shape, codes.view(index))
             if self._commit == "F8_E4M3":
                 entries[scale_name] = TensorBytes("F32", (), scales.view(index))
         return entries

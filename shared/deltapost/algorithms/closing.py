@@ -61,7 +61,7 @@ class DiLoCoAggregator:
         check_state(self._specs, [spec.name for spec in self._specs if self._keeps_master(spec)], state)
         weights = merge_weights(self.config.merge, ordered, self.config.weight_share_cap)
         commit = None if self.config.commit_dtype is None else codecs.get(self.config.commit_dtype)
-        sweeps = self.backend_sweeps(state, ordered, commit)
+        sweeps = self._sweeps(state, ordered, commit)
         squares = sweeps.squares()
         self._refuse_non_finite(squares, ordered)
         norms = [sqrt(reduce(add, of_learner)) for of_learner in zip(*squares, strict=True)]
@@ -88,9 +88,7 @@ class DiLoCoAggregator:
         )
         return RoundResult(next_state, participants, cosine, stepped.update)
 
-    def backend_sweeps(
-        self, state: FragmentState, ordered: Sequence[Contribution], commit: Codec | None
-    ) -> Sweeps:
+    def _sweeps(self, state: FragmentState, ordered: Sequence[Contribution], commit: Codec | None) -> Sweeps:
         """The backend's own passes over checked inputs, where it has some; else one operation at a time."""
         own = native_sweeps(
             self.backend,

@@ -125,15 +125,15 @@ class Run:
         without a step since. While `in_flight` are outstanding a turn is owed: steps accumulate, and it comes
         as soon as a slot is free, before later turns, so that slow rounds of one fragment starve no other.
         """
-        turns = self._turns()
-        outstanding = sum(self._outstanding(fragment) for fragment in self._progress)
-        may = sum(self._schedule.may_publish(outstanding + more) for more in range(len(turns)))
-        return turns[:may]
+        return self._turns()[0]
 
-    def _turns(self) -> list[int]:
-        """The free fragments with a turn, those that are owed one first."""
+    def _turns(self) -> tuple[list[int], list[int]]:
+        """Of the free fragments with a turn, owed ones first: those with a slot, and those without."""
         new = self._schedule.due(self._looked_at, self.local_step)
-        return [fragment for fragment in dict.fromkeys((*self._owed, *new)) if self._free(fragment)]
+        turns = [fragment for fragment in dict.fromkeys((*self._owed, *new)) if self._free(fragment)]
+        outstanding = sum(map(self._outstanding, self._progress)) if turns else 0
+        slots = sum(self._schedule.may_publish(outstanding + more) for more in range(len(turns)))
+        return turns[:slots], turns[slots:]
 
     def _outstanding(self, fragment: int) -> bool:
         return self._journal.outstanding(fragment, self.version(fragment))
@@ -157,8 +157,7 @@ class Run:
         receipt says `posted=False`), what could not even be journalled waits for the fragment's next turn. A
         loss that is not finite is left out. Else raises as `publish_contribution` does.
         """
-        due = self.due()
-        self._owed = self._turns()[len(due) :]
+        due, self._owed = self._turns()
         self._looked_at = self.local_step
         receipts = [self._publish_counted(fragment, loss, metrics, final) for fragment in due]
         return [receipt for receipt in receipts if receipt is not None]

@@ -23,6 +23,8 @@ Level: TypeAlias = Literal["baseline", "avx2"]
 LEVELS: Final[tuple[Level, ...]] = ("avx2", "baseline")
 #: As `formats.h` numbers them.
 FORMATS: Final = {"F32": 0, "F16": 1, "BF16": 2, "F8_E4M3": 3, "F4": 4}
+#: As `formats.h` has it: the scale exponent of an F8 tensor whose codes are all zero.
+NO_EXPONENT: Final = -(2**31)
 #: The fewest blocks that are worth a thread: half a megabyte of float32.
 BLOCKS_PER_THREAD: Final = 32
 
@@ -83,11 +85,11 @@ class Stepping(ctypes.Structure):
 
 
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "squares": (ctypes.c_int, (_pointer, _int64, _int64, _pointer, _int64)),
+    "squares": (None, (_pointer, _int64, _int64, _pointer, _int64)),
     "merge": (ctypes.c_int, (_pointer, _pointer, _int64, _int64, _pointer, _int64)),
     "add_blocks": (None, (_int64, _pointer, _int64, _pointer, _int64, _pointer)),
-    "step": (ctypes.c_int, (_pointer, _pointer, _int64, _int64)),
-    "publish": (ctypes.c_int, (_pointer, _pointer, _int64, _int64)),
+    "step": (None, (_pointer, _pointer, _int64, _int64)),
+    "publish": (None, (_pointer, _pointer, _int64, _int64)),
     "dots": (None, (_pointer, _pointer, _int64, _int64, _int64, _pointer)),
     "decode": (None, (_int32, _pointer, _pointer, _int64, _int64, _int64, _pointer)),
     "largest": (ctypes.c_uint32, (_pointer, _pointer, _int64, _int64, _int64)),

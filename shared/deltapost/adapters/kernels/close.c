@@ -75,7 +75,7 @@ static void load(const struct deltas *deltas, struct place place, int64_t learne
 }
 
 /* First sweep: sums[learner][block] = the tree of the delta with itself. */
-EXPORT int deltapost_squares(const struct deltas *deltas, int64_t begin, int64_t end, float *sums,
+EXPORT void deltapost_squares(const struct deltas *deltas, int64_t begin, int64_t end, float *sums,
                              int64_t stride) {
     float values[BLOCK];
     struct place place = {0, 0, 0};
@@ -86,7 +86,6 @@ EXPORT int deltapost_squares(const struct deltas *deltas, int64_t begin, int64_t
             sums[learner * stride + block] = tree_dot(values, values);
         }
     }
-    return 0;
 }
 
 /* Elements that are decoded and added at a time: what one learner adds to stays in the first cache. */
@@ -282,7 +281,7 @@ static void outer_step(const struct stepping *to, struct place place, const floa
 
 /* Third sweep: outer step, commit and anchor in one go. With an F8 commit it stops at the master, whose update's
  * largest magnitude it notes: `deltapost_publish` goes on once that is known for the whole tensor. */
-EXPORT int deltapost_step(const struct deltas *deltas, const struct stepping *to, int64_t begin, int64_t end) {
+EXPORT void deltapost_step(const struct deltas *deltas, const struct stepping *to, int64_t begin, int64_t end) {
     float theta[BLOCK], old[BLOCK], momentum[BLOCK];
     struct place place = {0, 0, 0};
     for (int64_t block = begin; block < end; block++) {
@@ -314,12 +313,11 @@ EXPORT int deltapost_step(const struct deltas *deltas, const struct stepping *to
         }
         to->flags[piece] |= (uint8_t)bad;
     }
-    return 0;
 }
 
 /* The rest of the third sweep of an F8 commit. */
-EXPORT int deltapost_publish(const struct deltas *deltas, const struct stepping *to, int64_t begin,
-                             int64_t end) {
+EXPORT void deltapost_publish(const struct deltas *deltas, const struct stepping *to, int64_t begin,
+                              int64_t end) {
     float old[BLOCK];
     struct place place = {0, 0, 0};
     for (int64_t block = begin; block < end; block++) {
@@ -328,5 +326,4 @@ EXPORT int deltapost_publish(const struct deltas *deltas, const struct stepping 
         decode(to->dtypes[piece], to->old_anchor[piece], NULL, place.at, place.count, BLOCK, old);
         to->flags[piece] |= (uint8_t)publish(to, place, old, to->master_out[piece] + place.at);
     }
-    return 0;
 }
