@@ -190,64 +190,49 @@ def test_an_exception_that_nobody_foresaw_stops_the_stream_no_longer_than_a_deat
     assert [p.learner for p in pipeline.record(1).participants] == sorted(LEARNERS)
 
 
-def test_restarts_while_the_store_is_away_are_held_against_no_entry(ledger: Ledger) -> None:
+class Away:
+    """A store that answers nothing of the run's own; reads of deltas end as `reading` says."""
+
+    def __init__(self, inner: Any, reading: BaseException) -> None:
+        self._inner = inner
+        self._reading = reading
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def head(self, key: str) -> Any:
+        if key == manifest_key(RUN):
+            raise StoreUnavailable("away")
+        return self._inner.head(key)
+
+    def get(self, key: str, **keywords: Any) -> Any:
+        if "/deltas/" in key:
+            raise self._reading
+        return self._inner.get(key, **keywords)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        pytest.param(StoreUnavailable("away"), id="refused"),
+        pytest.param(Killed(), id="hanging, until a supervisor kills whoever hangs with it"),
+    ],
+)
+def test_restarts_while_the_store_is_away_are_held_against_no_entry(
+    ledger: Ledger, reading: BaseException
+) -> None:
     pipeline = Pipeline(ledger)
     posted = pipeline.post("ada", arrays(1))
     inner = pipeline.store
-
-    class Away:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(inner, name)
-
-        def head(self, key: str) -> Any:
-            if key == manifest_key(RUN):
-                raise StoreUnavailable("away")
-            return inner.head(key)
-
-        def get(self, key: str, **keywords: Any) -> Any:
-            raise StoreUnavailable("away")
-
     with pytest.raises(Killed):
         pipeline.worker(reach=_die_at("intake.read")).step()
-    pipeline.store = Away()
-    for _ in range(3 * MAX_STARTS_AT_ENTRY):
-        with pytest.raises(StoreUnavailable):
-            pipeline.worker().step()
-    assert suspects(ledger) == {}
 
-    pipeline.store = inner
-    pipeline.worker().step()
-    assert pipeline.verdict(posted) == "accepted"
-
-
-def test_deaths_while_the_store_is_away_are_held_against_no_entry(ledger: Ledger) -> None:
-    # Given a store that hangs, and a supervisor that kills whoever hangs with it
-    pipeline = Pipeline(ledger)
-    posted = pipeline.post("ada", arrays(1))
-    inner = pipeline.store
-
-    class Hanging:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(inner, name)
-
-        def head(self, key: str) -> Any:
-            raise StoreUnavailable("away")
-
-        def get(self, key: str, **keywords: Any) -> Any:
-            if "/deltas/" in key:
-                raise Killed
-            return inner.get(key, **keywords)
-
-    with pytest.raises(Killed):
-        pipeline.worker(reach=_die_at("intake.read")).step()
-    pipeline.store = Hanging()
-
-    # When it is started again and again meanwhile
+    pipeline.store = Away(inner, reading)  # type: ignore[assignment]
     for _ in range(3 * MAX_STARTS_AT_ENTRY):
         with pytest.raises((Killed, StoreUnavailable)):
             pipeline.worker().step()
+    assert suspects(ledger) == {}
 
-    # Then the entry it hung at is read once the store is back
     pipeline.store = inner
     pipeline.worker().step()
     assert pipeline.verdict(posted) == "accepted"

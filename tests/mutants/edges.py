@@ -121,7 +121,7 @@ MUTANTS = (
         f"{AGGREGATOR}/caution.py",
         "self._services.store.head(manifest_key(self._context.run))",
         "pass",
-        "tests/hostile/test_poison.py::test_deaths_while_the_store_is_away_are_held_against_no_entry",
+        "tests/hostile/test_poison.py::test_restarts_while_the_store_is_away_are_held_against_no_entry",
     ),
     Mutant(
         23,
