@@ -1,53 +1,39 @@
-"""Closes rounds with deltapost: one line in, seconds out. Input as for the peer's worker."""
+"""Closes rounds with deltapost."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-
-import numpy as np
+from serving import ANCHOR, GIVEN, NAMES, by_tensor, delta, serve
 
 from deltapost import codecs
 from deltapost.adapters.native import NativeBackend
-from deltapost.algorithms import Contribution, FragmentState
+from deltapost.algorithms import Contribution
+from deltapost.algorithms.anchors import genesis_state
 from deltapost.algorithms.diloco import DiLoCo, Rda, WeightedMean
 from deltapost.serialization import ParameterSpec, Schema, TensorBytes
 
-given = json.loads(sys.argv[1])
-backend = NativeBackend(threads=given["threads"], level=given.get("level", "fastest"))
-values = np.load(given["file"])
-elements, delta = given["elements"], given["delta"]
-specs = tuple(ParameterSpec(f"t{i:04}", "F32", (elements,)) for i in range(given["tensors"]))
-schema = Schema(specs)
+backend = NativeBackend(threads=GIVEN["threads"])
+shape = (GIVEN["elements"],)
 config = DiLoCo.decoupled(
     fragments=1,
     in_flight=1,
-    merge=Rda() if given["merge"] == "rda" else WeightedMean(),
-    delta_dtype=delta,
-    commit_dtype=given["commit"],
+    merge=Rda() if GIVEN["merge"] == "rda" else WeightedMean(),
+    delta_dtype=GIVEN["delta"],
+    commit_dtype=GIVEN["commit"],
 )
-codec = codecs.get(delta)
-contributions = []
-for learner in range(given["learners"]):
-    row = np.roll(values[1], 7 * learner) * np.float32(0.5 + learner / 8)
-    kinds = codec.encode("x", backend.load(TensorBytes("F32", (elements,), row.tobytes())))
-    tensors = {
-        spec.name + name[1:]: TensorBytes(tensor.dtype, tensor.shape, bytes(bytearray(tensor.data)))
-        for spec in specs
-        for name, tensor in kinds.items()
-    }
-    contributions.append(Contribution(f"l{learner:03}", 10, 10, 1_000 + learner, 1.0, False, tensors))
-state = FragmentState(
-    0,
-    {spec.name: TensorBytes("F32", (elements,), values[0].tobytes()) for spec in specs},
-    {f"momentum.{spec.name}": TensorBytes("F32", (elements,), bytes(4 * elements)) for spec in specs},
-)
-aggregator = config.aggregator(schema, schema.names, backend)
-state = aggregator.close_round(state, contributions).state
-print("ready", flush=True)
-for _line in sys.stdin:
-    started = time.perf_counter()
-    result = aggregator.close_round(state, contributions)
-    print(time.perf_counter() - started, flush=True)
-    del result
+
+
+def contribution(learner: int) -> Contribution:
+    value = backend.load(TensorBytes("F32", shape, delta(learner).tobytes()))
+    tensors = by_tensor(
+        codecs.get(GIVEN["delta"]).encode("x", value),
+        lambda one: TensorBytes(one.dtype, one.shape, bytes(bytearray(one.data))),
+    )
+    return Contribution(f"l{learner:03}", 10, 10, 1_000 + learner, 1.0, False, tensors)
+
+
+contributions = [contribution(learner) for learner in range(GIVEN["learners"])]
+specs = [ParameterSpec(name, "F32", shape) for name in NAMES]
+aggregator = config.aggregator(Schema(tuple(specs)), NAMES, backend)
+theta = {name: TensorBytes("F32", shape, ANCHOR.tobytes()) for name in NAMES}
+state = aggregator.close_round(genesis_state(specs, theta), contributions).state
+serve(lambda: aggregator.close_round(state, contributions))
