@@ -32,6 +32,8 @@ def python_of(peer: str, *, python: str | None, console: Console) -> Path:
 def _found(oldest: tuple[int, int]) -> str:
     names = [f"python3.{minor}" for minor in range(oldest[1], oldest[1] + 4)]
     for name in names:
-        if path := shutil.which(name):
+        path = shutil.which(name)
+        # A version manager's shim may be there for a Python that is not.
+        if path and not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode:
             return path
     sys.exit(f"none of {', '.join(names)} is here: name one with --peer-python PATH")
