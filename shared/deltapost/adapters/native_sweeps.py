@@ -19,7 +19,6 @@ from deltapost.adapters.floats import Floats, to_float32
 from deltapost.adapters.kernels import FORMATS, NO_EXPONENT, Deltas, Kernels, Merging, Stepping
 from deltapost.adapters.microscaling import F4_BLOCK, f8_exponent, padded
 from deltapost.adapters.native import NativeBackend
-from deltapost.adapters.ordering import exchanges
 from deltapost.adapters.protocols import Backend
 from deltapost.adapters.reduction import BLOCK
 from deltapost.adapters.sweeps import Combination, Merged, Outer, Stepped, Sweeps
@@ -96,8 +95,6 @@ class NativeSweeps:
             coefficients = [[to_float32(value) for value in row or ()] for row in rows]
             merging.coefficients = self._keep(np.array(coefficients, np.float32))
         else:
-            pairs = np.array(exchanges(self._learners), np.int32).reshape(-1, 2)
-            merging.exchanges, merging.exchange_count = self._keep(pairs), len(pairs)
             merging.trim = combinations[0].trim
         sums = np.empty((2 + self._learners, self._blocks), np.float32)
 

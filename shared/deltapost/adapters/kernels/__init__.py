@@ -51,8 +51,6 @@ class Merging(ctypes.Structure):
     _fields_ = (
         ("coefficients", _pointer),
         ("units", _pointer),
-        ("exchanges", _pointer),
-        ("exchange_count", _int64),
         ("trim", _int64),
         ("base", _pointer),
     )

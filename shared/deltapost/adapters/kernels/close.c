@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "formats.h"
+#include "sorting.h"
 #include "tree.h"
 
 /* What a round is given: pieces of every learner's delta. Tables are [pieces] or [pieces][learners]. */
@@ -22,8 +23,7 @@ struct deltas {
 struct merging {
     const float *coefficients; /* [pieces][learners]; NULL: order statistics */
     const float *units;        /* [learners]: 1 / norm over the fragment, 0 for a delta of zeros */
-    const int32_t *exchanges;  /* pairs that sort the learners' values, for order statistics */
-    int64_t exchange_count, trim;
+    int64_t trim;              /* for order statistics: left out at each end */
     float *const *base; /* [pieces] */
 };
 
@@ -91,12 +91,13 @@ EXPORT void deltapost_squares(const struct deltas *deltas, int64_t begin, int64_
 /* Elements that are decoded and added at a time: what one learner adds to stays in the first cache. */
 enum { CHUNK = 1024 };
 
-static void add_scaled(float *restrict total, const float *restrict values, float coefficient, int is_first) {
+static inline void add_scaled(float *restrict total, const float *restrict values, float coefficient, int is_first,
+                              int count) {
     if (is_first)
-        for (int i = 0; i < CHUNK; i++)
+        for (int i = 0; i < count; i++)
             total[i] = values[i] * coefficient;
     else
-        for (int i = 0; i < CHUNK; i++)
+        for (int i = 0; i < count; i++)
             total[i] = total[i] + values[i] * coefficient;
 }
 
@@ -108,47 +109,74 @@ static void add_both(float *restrict base, float *restrict unit, const float *re
     }
 }
 
-enum { COLUMNS = 128 };
-
-/* The middle of each element's sorted values, added in ascending order; `values` is [learners][BLOCK]. */
-static void middle(const struct merging *merging, int64_t learners, const float *values, int32_t *keys,
-                   float *total) {
-    for (int start = 0; start < BLOCK; start += COLUMNS) {
-        for (int64_t row = 0; row < learners; row++)
-            for (int i = 0; i < COLUMNS; i++) {
-                int32_t bits = (int32_t)bits_of(values[row * BLOCK + start + i]);
-                keys[row * COLUMNS + i] = bits ^ ((bits >> 31) & 0x7fffffff);
-            }
-        for (int64_t pair = 0; pair < merging->exchange_count; pair++) {
-            int32_t *restrict low = keys + (int64_t)merging->exchanges[2 * pair] * COLUMNS;
-            int32_t *restrict high = keys + (int64_t)merging->exchanges[2 * pair + 1] * COLUMNS;
-            for (int i = 0; i < COLUMNS; i++) {
-                int32_t one = low[i], other = high[i];
-                low[i] = one < other ? one : other;
-                high[i] = one < other ? other : one;
-            }
-        }
-        for (int64_t row = merging->trim; row < learners - merging->trim; row++)
-            for (int i = 0; i < COLUMNS; i++) {
-                int32_t key = keys[row * COLUMNS + i];
-                float value = float_of((uint32_t)(key ^ ((key >> 31) & 0x7fffffff)));
-                total[start + i] = row == merging->trim ? value : total[start + i] + value;
-            }
-    }
-}
-
 /* Learners whose decoded blocks are kept for the dots; of more, blocks are decoded twice and stay in cache. */
 enum { KEPT = 12 };
+
+/* Where a learner's decoded block goes: each has a place of its own, or all have one. */
+static inline float *block_of(float *values, int64_t learners, int64_t learner) {
+    return values + (learners <= KEPT ? learner * BLOCK : 0);
+}
+
+/* The weighted sum of a block, and the unit sum. Returns how many deltas are in the unit sum. */
+static int combine(const struct deltas *deltas, const struct merging *merging, struct place place, float *values,
+                   float *base, float *unit) {
+    int64_t learners = deltas->learners;
+    const float *coefficients = merging->coefficients + place.piece * learners;
+    int units = 0;
+    for (int from = 0; from < BLOCK; from += CHUNK) {
+        units = 0;
+        for (int64_t learner = 0; learner < learners; learner++) {
+            float *mine = block_of(values, learners, learner) + from;
+            float inverse = merging->units[learner];
+            load(deltas, place, learner, from, CHUNK, mine);
+            if (learner > 0 && units > 0 && inverse != 0.0f) {
+                add_both(base + from, unit + from, mine, coefficients[learner], inverse);
+                continue;
+            }
+            add_scaled(base + from, mine, coefficients[learner], learner == 0, CHUNK);
+            if (inverse != 0.0f)
+                add_scaled(unit + from, mine, inverse, units++ == 0, CHUNK);
+        }
+    }
+    return units;
+}
+
+/* For each element of a block its sorted values without the `trim` lowest and highest, added in ascending order, and
+ * the unit sum. Returns how many deltas are in the unit sum. */
+static inline int middle(const struct deltas *deltas, const struct merging *merging, struct place place, float *values,
+                         int32_t *keys, float *base, float *unit, int columns) {
+    int64_t learners = deltas->learners;
+    int units = 0;
+    for (int from = 0; from < BLOCK; from += columns) {
+        float *total = base + from;
+        units = 0;
+        for (int64_t learner = 0; learner < learners; learner++) {
+            float *mine = block_of(values, learners, learner) + from;
+            int32_t *row = keys + learner * columns;
+            load(deltas, place, learner, from, columns, mine);
+            for (int i = 0; i < columns; i++)
+                row[i] = key_of(mine[i]);
+            if (merging->units[learner] != 0.0f)
+                add_scaled(unit + from, mine, merging->units[learner], units++ == 0, columns);
+        }
+        sort_columns(keys, learners, columns);
+        for (int64_t row = merging->trim; row < learners - merging->trim; row++)
+            for (int i = 0; i < columns; i++) {
+                float value = value_of(keys[row * columns + i]);
+                total[i] = row == merging->trim ? value : total[i] + value;
+            }
+    }
+    return units;
+}
 
 /* Second sweep: the base of each piece, and by block: of[0] = base·base, of[1] = unit sum squared,
  * of[2 + learner] = delta·base. Returns -1 without memory. */
 EXPORT int deltapost_merge(const struct deltas *deltas, const struct merging *merging, int64_t begin,
                            int64_t end, float *sums, int64_t stride) {
     int64_t learners = deltas->learners;
-    int sorts = merging->coefficients == NULL;
-    int64_t kept = sorts || learners <= KEPT ? learners : 1;
-    float *values = malloc(sizeof(float) * BLOCK * (size_t)kept + 64);
-    int32_t *keys = sorts ? malloc(sizeof(int32_t) * COLUMNS * (size_t)learners) : NULL;
+    int sorts = merging->coefficients == NULL, keeps = learners <= KEPT;
+    float *values = malloc(sizeof(float) * BLOCK * (size_t)(keeps ? learners : 1) + 64);
+    int32_t *keys = sorts ? malloc(sizeof(int32_t) * (size_t)(columns_for(learners) * learners)) : NULL;
     if (values == NULL || (sorts && keys == NULL)) {
         free(values);
         free(keys);
@@ -158,32 +186,18 @@ EXPORT int deltapost_merge(const struct deltas *deltas, const struct merging *me
     struct place place = {0, 0, 0};
     for (int64_t block = begin; block < end; block++) {
         place = place_of(block, place.piece, deltas->pieces, deltas->first_block, deltas->elements);
-        int units = 0;
-        for (int from = 0; from < BLOCK; from += CHUNK) {
-            units = 0;
-            for (int64_t learner = 0; learner < learners; learner++) {
-                float *mine = kept == 1 ? values : values + learner * BLOCK + from;
-                float inverse = merging->units[learner];
-                load(deltas, place, learner, from, CHUNK, mine);
-                if (!sorts && learner > 0 && units > 0 && inverse != 0.0f) {
-                    float coefficient = merging->coefficients[place.piece * learners + learner];
-                    add_both(base + from, unit + from, mine, coefficient, inverse);
-                    continue;
-                }
-                if (!sorts)
-                    add_scaled(base + from, mine, merging->coefficients[place.piece * learners + learner],
-                               learner == 0);
-                if (inverse != 0.0f)
-                    add_scaled(unit + from, mine, inverse, units++ == 0);
-            }
-        }
-        if (sorts)
-            middle(merging, learners, values, keys, base);
+        int units;
+        if (!sorts)
+            units = combine(deltas, merging, place, values, base, unit);
+        else if (columns_for(learners) == COLUMNS)
+            units = middle(deltas, merging, place, values, keys, base, unit, COLUMNS);
+        else
+            units = middle(deltas, merging, place, values, keys, base, unit, FEW_COLUMNS);
         sums[block] = tree_dot(base, base);
         sums[stride + block] = units ? tree_dot(unit, unit) : 0.0f;
         for (int64_t learner = 0; learner < learners; learner++) {
-            float *mine = values + (kept == 1 ? 0 : learner) * BLOCK;
-            if (kept == 1)
+            float *mine = block_of(values, learners, learner);
+            if (!keeps)
                 load(deltas, place, learner, 0, BLOCK, mine);
             sums[(2 + learner) * stride + block] = tree_dot(mine, base);
         }
