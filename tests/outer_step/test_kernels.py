@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import shutil
 import struct
@@ -19,7 +20,7 @@ from deltapost.adapters import floats, kernels, microscaling, native_codes
 from deltapost.adapters.native import NativeBackend
 from deltapost.adapters.reduction import BLOCK, tree_dot
 from deltapost.algorithms.diloco import Median, Merge, TrimmedMean
-from deltapost.errors import NonFinite
+from deltapost.errors import ConfigurationError, NonFinite
 from deltapost.serialization import TensorBytes
 from outer_step.tensors import ODD_SHAPES, RULES, rough
 from outer_step.test_golden import FILE, digest_of
@@ -76,6 +77,19 @@ def test_there_is_a_build_wherever_there_is_a_compiler() -> None:
 
     assert bool(LEVELS) == (shutil.which(compiler) is not None)
     assert (NativeBackend().kernels is not None) == bool(LEVELS)
+
+
+def test_a_build_that_is_left_over_from_other_sources_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a checkout that was updated and not built again."""
+    with pytest.raises(ConfigurationError, match=r"_ctypes.* was built from other sources"):
+        kernels.Kernels(Path(_ctypes.__file__), "baseline")
+
+    monkeypatch.setattr(kernels, "_SIZES", kernels._SIZES + 8)
+    for level, path in kernels.available().items():
+        with pytest.raises(ConfigurationError, match="was built from other sources"):
+            kernels.Kernels(path, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -18,6 +18,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from deltapost.errors import ConfigurationError
+
 Level: TypeAlias = Literal["baseline", "avx2"]
 #: From the fastest on.
 LEVELS: Final[tuple[Level, ...]] = ("avx2", "baseline")
@@ -82,6 +84,8 @@ class Stepping(ctypes.Structure):
     )
 
 
+#: As `deltapost_sizes` packs them.
+_SIZES: Final = ctypes.sizeof(Deltas) << 32 | ctypes.sizeof(Merging) << 16 | ctypes.sizeof(Stepping)
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "squares": (None, (_pointer, _int64, _int64, _pointer, _int64)),
     "merge": (ctypes.c_int, (_pointer, _pointer, _int64, _int64, _pointer, _int64)),
@@ -102,9 +106,18 @@ class Kernels:
     """One loaded build: its functions by name, as `close.c` documents them."""
 
     def __init__(self, path: Path, level: Level) -> None:
+        """Raises ConfigurationError for a build of another release's sources: its tables are others."""
         self.path = path
         self.level = level
         library = ctypes.CDLL(str(path))
+        sizes = getattr(library, "deltapost_sizes", None)
+        if sizes is not None:
+            sizes.restype, sizes.argtypes = _int64, ()
+        if sizes is None or sizes() != _SIZES:
+            raise ConfigurationError(
+                f"{path} was built from other sources than this release's",
+                hint="install deltapost again; in a checkout: delete it, then pip install -e .",
+            )
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, f"deltapost_{name}")
             function.restype, function.argtypes = result, arguments

@@ -48,6 +48,11 @@ struct stepping {
     uint32_t *largest;        /* [pieces]: F8's largest magnitude so far, as bits */
 };
 
+/* The sizes of these tables: the loader refuses a build whose idea of them is another. */
+EXPORT int64_t deltapost_sizes(void) {
+    return (int64_t)(sizeof(struct deltas) << 32 | sizeof(struct merging) << 16 | sizeof(struct stepping));
+}
+
 enum { BAD_MOMENTUM = 1, BAD_MASTER = 2, BAD_UPDATE = 4, BAD_ANCHOR = 8 };
 
 /* Walks blocks: which piece a block is of, where in the piece it starts, and how many elements it has. */
