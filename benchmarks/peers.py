@@ -11,7 +11,10 @@ from rich.console import Console
 
 BUILD = Path(__file__).parents[1] / "build" / "peers"
 #: What each needs beside itself, and the oldest Python that takes it.
-PEERS = {"gradientmail==0.0.2": (["torch", "numpy"], (3, 12))}
+PEERS: dict[str, tuple[list[str], tuple[int, int]]] = {
+    "gradientmail==0.0.2": (["torch", "numpy"], (3, 12)),
+    "flwr==1.42.0": (["numpy"], (3, 11)),
+}
 
 
 def python_of(peer: str, *, python: str | None, console: Console) -> Path:
@@ -21,7 +24,7 @@ def python_of(peer: str, *, python: str | None, console: Console) -> Path:
     ready = folder / ".ready"
     if not ready.exists():
         maker = python or _found(oldest)
-        console.print(f"installing {peer} into {folder} with {maker}; this downloads torch")
+        console.print(f"installing {peer} into {folder} with {maker}: {', '.join([peer, *others])}")
         subprocess.run([maker, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, peer, *others], check=True)
@@ -30,6 +33,8 @@ def python_of(peer: str, *, python: str | None, console: Console) -> Path:
 
 
 def _found(oldest: tuple[int, int]) -> str:
+    if sys.version_info >= oldest:
+        return sys.executable
     names = [f"python3.{minor}" for minor in range(oldest[1], oldest[1] + 4)]
     for name in names:
         path = shutil.which(name)
