@@ -17,8 +17,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim mutants lint check bench-close bench-liars bench-takeover load soak up down learner \
-	migrate constraints clean
+.PHONY: help venv demo test test-all sim mutants lint check bench bench-table bench-close bench-limit bench-files bench-mean \
+	bench-encode bench-liars bench-takeover load soak up down learner migrate constraints clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,26 @@ lint: $(DEV_STAMP) ## Formatting, lint and types.
 
 check: lint test ## What a change has to pass before it is committed.
 
+bench: $(DEV_STAMP) ## The benchmarks of README's table, 15 minutes. ARGS="--record" keeps the results.
+	@$(BIN)/python benchmarks/every.py $(ARGS)
+
+bench-table: $(DEV_STAMP) ## Writes README's table from the newest records.
+	@$(BIN)/python benchmarks/table.py --write
+
 bench-close: $(DEV_STAMP) ## Closing a round beside gradientmail 0.0.2 (needs Python 3.12 or newer for it).
 	@$(BIN)/python benchmarks/close.py $(ARGS)
+
+bench-limit: $(DEV_STAMP) ## Closing a round over what moving its bytes takes.
+	@$(BIN)/python benchmarks/limit.py $(ARGS)
+
+bench-files: $(DEV_STAMP) ## Closing a round from verified payload files beside gradientmail 0.0.2.
+	@$(BIN)/python benchmarks/files.py $(ARGS)
+
+bench-mean: $(DEV_STAMP) ## A weighted mean beside Flower's.
+	@$(BIN)/python benchmarks/mean.py $(ARGS)
+
+bench-encode: $(DEV_STAMP) ## Encoding with error feedback beside torch and the memory's limit.
+	@$(BIN)/python benchmarks/encode.py $(ARGS)
 
 bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/liars.py $(ARGS)
