@@ -6,17 +6,18 @@ import base64
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from deltapost.adapters.native import ArrayModel
+from deltapost.adapters.native import NativeBackend, NativeValue
 from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes
 from deltapost.algorithms.plan import RunPlan
 from deltapost.learner.creating import create_run
-from deltapost.serialization import TensorBytes, pack
+from deltapost.serialization import ParameterSpec, TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.messages import (
     AliveMessage,
@@ -26,6 +27,7 @@ from deltapost.serialization.messages import (
     LeaveMessage,
     PassMessage,
     RunMessage,
+    SignedMessage,
     read_message,
     sign_message,
 )
@@ -38,6 +40,7 @@ from deltapost.serialization.names import (
     members_stream,
 )
 from deltapost.serialization.signing import SigningKey
+from deltapost.serialization.tensor import DType
 from deltapost.stores import ObjectStore
 from deltapost.streams import START, MessageLog, position_key
 
@@ -49,20 +52,58 @@ def _key(name: str) -> SigningKey:
     return SigningKey(hashlib.sha256(name.encode()).digest())
 
 
+class DrawnModel:
+    """A model whose parameters are drawn whenever they are asked for: none is ever held. See `Model`."""
+
+    backend = NativeBackend()
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._specs = {name: ParameterSpec(name, "F32", shape) for name, shape in sorted(shapes.items())}
+
+    def specs(self) -> list[ParameterSpec]:
+        return list(self._specs.values())
+
+    def load(self, name: str) -> NativeValue:
+        random = np.random.default_rng(list(name.encode()))
+        shape = self._specs[name].shape
+        return self.backend.load(TensorBytes("F32", shape, _drawn("F32", shape, random)))
+
+    def assign(self, name: str, tensor: TensorBytes) -> None:
+        raise NotImplementedError(f"{name!r} is drawn, not kept")
+
+
+def _drawn(dtype: DType, shape: tuple[int, ...], random: np.random.Generator) -> bytes:
+    """Numbers of about a unit's size, in the bytes of an entry."""
+    match dtype:
+        case "F32":
+            return random.standard_normal(shape, np.float32).tobytes()
+        case "F4":
+            return random.bytes(prod(shape) // 2)
+        case "F8_E8M0":
+            return random.integers(124, 128, shape, np.uint8).tobytes()
+    raise ValueError(f"nobody draws {dtype}")
+
+
 class Crowd:
     """A run with its learners, all of them in this process."""
 
     def __init__(
-        self, store: ObjectStore, log: MessageLog, config: DiLoCo, *, learners: int, parameters: int
+        self,
+        store: ObjectStore,
+        log: MessageLog,
+        config: DiLoCo,
+        *,
+        learners: int,
+        parameters: int,
+        tensors: int = 1,
     ) -> None:
+        """Creates the run, whose fragments have `tensors` tensors of `parameters` elements each."""
         self.store, self.log, self.config = store, log, config
-        shapes = {f"p{number:04d}": (parameters,) for number in range(config.fragments)}
-        self._random = np.random.default_rng(0)
-        model = ArrayModel({name: self._numbers(shape) for name, shape in shapes.items()})
+        names = [f"p{number:04d}" for number in range(config.fragments * tensors)]
         self.plan: RunPlan = create_run(
             store,
             RUN,
-            model,
+            DrawnModel(dict.fromkeys(names, (parameters,))),
             config,
             _key("creator"),
             partition=ByBytes(),
@@ -77,9 +118,6 @@ class Crowd:
         self._counters: dict[str, int] = {}
         self._lock = threading.Lock()
         self._position = START
-
-    def _numbers(self, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return self._random.standard_normal(shape, dtype=np.float32)
 
     def register(self) -> None:
         """Keys into the bucket, everybody joins, the run is announced."""
@@ -109,6 +147,10 @@ class Crowd:
 
     def publish(self, learner: str, fragment: int, version: int) -> None:
         """Uploads a delta of its own and appends its envelope."""
+        self.post(self.upload(learner, fragment, version))
+
+    def upload(self, learner: str, fragment: int, version: int) -> SignedMessage:
+        """Puts a delta of its own where its envelope, which nobody has yet, says that it is."""
         payload = self._payload(learner, fragment, version)
         reference = ObjectRef(sha256=hashlib.sha256(payload).digest(), size=len(payload))
         message = ContributionMessage(
@@ -126,15 +168,22 @@ class Crowd:
         signed = sign_message(message, self.keys[learner])
         key = delta_key(RUN, learner, fragment, version, reference.sha256)
         self.store.put(key, payload, metadata={"envelope": base64.b64encode(signed.frame).decode()})
-        entry = self.log.append(envelope_stream(RUN, fragment), signed.frame)
+        return signed
+
+    def post(self, signed: SignedMessage) -> str:
+        """Appends an envelope; the id of its entry."""
+        message = signed.message
+        assert isinstance(message, ContributionMessage)
+        entry = self.log.append(envelope_stream(RUN, message.fragment), signed.frame)
         with self._lock:
-            self.posted[signed.sha256] = (fragment, entry)
+            self.posted[signed.sha256] = (message.fragment, entry)
+        return entry
 
     def _payload(self, learner: str, fragment: int, version: int) -> bytes:
-        (spec,) = self.plan.specs(fragment)
         seed = hashlib.sha256(f"{learner}/{fragment}/{version}".encode()).digest()
-        numbers = np.random.default_rng(int.from_bytes(seed[:8])).standard_normal(spec.shape, np.float32)
-        return pack({spec.name: TensorBytes("F32", spec.shape, numbers.tobytes())})
+        random = np.random.default_rng(int.from_bytes(seed[:8]))
+        kinds = self.plan.expected_entries(fragment)
+        return pack({name: TensorBytes(*kind, _drawn(*kind, random)) for name, kind in kinds.items()})
 
     def follow(self, wait_seconds: float) -> list[tuple[int, int]]:
         """Reads announced commits; returns fragment and version of those that are new."""
