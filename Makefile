@@ -17,11 +17,12 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim mutants lint check bench bench-table bench-close bench-limit bench-files bench-mean \
-	bench-encode bench-liars bench-takeover load soak up down learner migrate constraints clean
+.PHONY: help venv demo test test-all sim mutants lint check bench bench-table bench-close bench-limit bench-files \
+	bench-mean bench-encode bench-announcement bench-curves bench-billion bench-liars bench-takeover load soak up down \
+	learner migrate constraints clean
 
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(DEV_STAMP) ## Makes .venv with everything that tests and checks need.
 
@@ -67,6 +68,15 @@ bench-mean: $(DEV_STAMP) ## A weighted mean beside Flower's.
 
 bench-encode: $(DEV_STAMP) ## Encoding with error feedback beside torch and the memory's limit.
 	@$(BIN)/python benchmarks/encode.py $(ARGS)
+
+bench-announcement: $(DEV_STAMP) ## From a round's last envelope to its announcement, over its parts alone.
+	@$(BIN)/python benchmarks/announcement.py $(ARGS)
+
+bench-curves: $(DEV_STAMP) ## Time and memory over learners, elements, fragments and aggregators, drawn.
+	@$(BIN)/python benchmarks/curves.py $(ARGS)
+
+bench-billion: $(DEV_STAMP) ## Two rounds of a billion parameters, over its parts; not in bench. 24 GB RAM, 40 GB disk.
+	@$(BIN)/python benchmarks/billion.py $(ARGS)
 
 bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/liars.py $(ARGS)

@@ -157,13 +157,9 @@ def wanted(row: Row) -> str:
 
 def deliver(name: str, result: dict[str, Any], *, title: str, as_json: bool, record: bool) -> None:
     """Writes the result where results go, and prints its rows as JSON or as a table."""
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    (OUTPUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    if record:
-        console.print(f"written to {keep(name, result)}")
+    write(name, result, record=record)
     if as_json:
-        print(text)
+        print(json.dumps(result, indent=1, ensure_ascii=False))
         return
     table = Table("row", "seconds (medians)", "ratio", "wanted (aim)", "", title=title)
     for row_name, row in result["rows"].items():
@@ -171,6 +167,15 @@ def deliver(name: str, result: dict[str, Any], *, title: str, as_json: bool, rec
         verdict = "" if reached(row) else "missed"
         table.add_row(row_name, medians, f"{row['ratio']:g}", wanted(row), verdict)
     Console().print(table)
+
+
+def write(name: str, result: dict[str, Any], *, record: bool) -> None:
+    """Writes the result to `build/bench`, and with `record` beside the other records."""
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    (OUTPUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    if record:
+        console.print(f"written to {keep(name, result)}")
 
 
 def _rounded(ratio: float) -> float:

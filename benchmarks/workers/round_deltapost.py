@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memory import resident
 from numbers_of_a_round import ANCHOR, NAMES, by_tensor, delta
 from serving import GIVEN
 
@@ -11,6 +12,9 @@ from deltapost.algorithms import Contribution
 from deltapost.algorithms.anchors import genesis_state
 from deltapost.algorithms.diloco import DiLoCo, Rda, WeightedMean
 from deltapost.serialization import ParameterSpec, Schema, TensorBytes
+
+#: MB before the round is there.
+BEFORE = resident()
 
 backend = NativeBackend(threads=GIVEN["threads"])
 shape = (GIVEN["elements"],)

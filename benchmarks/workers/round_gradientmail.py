@@ -5,8 +5,12 @@ from gradientmail.adapters.torch import TorchBackend
 from gradientmail.algorithms import Contribution, FragmentState, encoded
 from gradientmail.algorithms.diloco import DiLoCo, DiLoCoAggregator, Rda, WeightedMean
 from gradientmail.serialization import ParameterSpec, Schema, TensorBytes
+from memory import resident
 from numbers_of_a_round import ANCHOR, NAMES, by_tensor, delta
 from serving import GIVEN
+
+#: MB before the round is there.
+BEFORE = resident()
 
 torch.set_num_threads(GIVEN["threads"])
 backend = TorchBackend()
