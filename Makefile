@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all sim mutants lint check bench bench-table bench-close bench-limit bench-files \
+.PHONY: help venv demo test test-all sim golden-all mutants lint check bench bench-table bench-close bench-limit bench-files \
 	bench-mean bench-encode bench-announcement bench-curves bench-billion bench-liars bench-takeover load soak up down \
 	learner migrate constraints clean
 
@@ -37,6 +37,9 @@ test-all: $(DEV_STAMP) ## All tests, the long matrices too.
 
 sim: $(DEV_STAMP) ## The simulator: SEEDS=1000 stories from FIRST_SEED=0 on, on all cores.
 	@PYTHONPATH=tests $(BIN)/python -m simulator --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(ARGS)
+
+golden-all: $(DEV_STAMP) ## Golden vectors on every compiler, Python and processor to be had. ARGS="--every 13" is a sample.
+	@PYTHONPATH=tests $(BIN)/python -m outer_step.golden_all $(ARGS)
 
 mutants: $(DEV_STAMP) ## Takes each mechanism out once; somebody has to notice. Writes docs/mutants.md.
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)

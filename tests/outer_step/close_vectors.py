@@ -1,7 +1,7 @@
 """Closes the golden vectors with what this process can load, and says what differs: then the exit code is 1.
 
-`python -m outer_step.close_vectors [--library PATH] [--torch] [--every K] [--wide]`: numpy, each build in C
-at 1, 2 and 3 threads (or, instead of the package's, the one at PATH), and torch's CPU.
+`python -m outer_step.close_vectors` takes numpy and each build in C, at one, two and three threads; `--help`
+says what else there is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from deltapost.adapters.native import NativeBackend
 from outer_step import vectors
 
 
-def implementations(with_torch: bool) -> Iterator[tuple[str, Backend]]:
-    yield f"numpy {np.__version__}", NativeBackend(level="numpy")
+def implementations(with_numpy: bool, with_torch: bool) -> Iterator[tuple[str, Backend]]:
+    if with_numpy:
+        yield f"numpy {np.__version__}", NativeBackend(level="numpy")
     for level in kernels.available():
         for threads in (1, 2, 3):
             yield f"C {level}, {threads} threads", NativeBackend(threads=threads, level=level)
@@ -37,7 +38,8 @@ def implementations(with_torch: bool) -> Iterator[tuple[str, Backend]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="closes the golden vectors")
     parser.add_argument("--library", type=Path, help="the one build in C to use")
-    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--without-numpy", action="store_true", help="C alone")
+    parser.add_argument("--torch", action="store_true", help="torch's CPU too")
     parser.add_argument("--every", type=int, default=1, help="only each K-th case")
     parser.add_argument("--wide", action="store_true", help="the large tensors too")
     options = parser.parse_args()
@@ -46,7 +48,7 @@ def main() -> int:
         kernels.available = lambda: {"baseline": library}
     cases = vectors.CASES[:: options.every] + (vectors.WIDE_CASES if options.wide else ())
     failed = 0
-    for name, backend in implementations(options.torch):
+    for name, backend in implementations(not options.without_numpy, options.torch):
         wrong = []
         for case in cases:
             with vectors.shared_by_threads(case):
