@@ -181,34 +181,49 @@ static inline int32_t f8_exponent(uint32_t largest) {
     return field - 134 > -126 ? field - 134 : -126;
 }
 
+/* A magnitude as a small format has it: its code, and its value. */
+struct rounded {
+    uint32_t code;
+    float value;
+};
+
+/* Rounds a magnitude's bits to `mantissa` bits, ties to even; below 2^lowest there is one grid. Next to a number
+ * 23 - mantissa binades above, float32 has no more bits left than that: adding it rounds, taking it off is exact. */
+static inline struct rounded round_to(uint32_t magnitude, int mantissa, int lowest) {
+    int32_t binade = (int32_t)(magnitude & 0x7f800000), least = (127 + lowest) << 23;
+    binade = binade > least ? binade : least;
+    uint32_t above = (uint32_t)(binade + ((23 - mantissa) << 23));
+    float sum = float_of(magnitude) + float_of(above);
+    uint32_t code = bits_of(sum) - above + ((uint32_t)(binade - least) >> (23 - mantissa));
+    return (struct rounded){code, sum - float_of(above)};
+}
+
+/* E4M3 of a scaled value's bits; `most` is the largest magnitude that may be written. */
+static inline struct rounded e4m3_of(uint32_t bits, int32_t most) {
+    int32_t magnitude = (int32_t)(bits & 0x7fffffff);
+    return round_to((uint32_t)(magnitude > most ? most : magnitude), 3, -6);
+}
+
+/* E2M1 of the bits of a scaled value below 8; 6 is the largest. */
+static inline struct rounded e2m1_of(uint32_t bits) {
+    int32_t magnitude = (int32_t)(bits & 0x7fffffff);
+    return round_to((uint32_t)(magnitude > 0x40c00000 ? 0x40c00000 : magnitude), 1, 0);
+}
+
+/* The largest magnitude's bits that an F8 code may stand for: 240 where a larger one would pass float32. */
+static inline int32_t f8_most(int32_t exponent) { return exponent == 120 ? 0x43700000 : 0x7fffffff; }
+
 static inline void encode_f8(const float *values, int count, int32_t exponent, uint8_t *restrict out) {
     if (exponent == INT32_MIN) {
         memset(out, 0, (size_t)count);
         return;
     }
     float inverse = float_of((uint32_t)(127 - exponent) << 23);
-    uint32_t most = exponent == 120 ? 0x43700000u : 0xffffffffu; /* 240 */
+    int32_t most = f8_most(exponent);
     for (int i = 0; i < count; i++) {
-        uint32_t bits = bits_of(values[i] * inverse), sign = (bits >> 24) & 0x80;
-        uint32_t magnitude = bits & 0x7fffffff;
-        magnitude = magnitude > most ? most : magnitude;
-        /* Below 2^-6 E4M3 is a grid of 2^-9: added to 2^14, float32 rounds to it. */
-        uint32_t small = bits_of(float_of(magnitude) + 0x1p14f) - 0x46800000u;
-        uint32_t normal = ((magnitude + ((magnitude >> 20) & 1) + 0x7ffff) >> 20) - (120u << 3);
-        uint32_t code = magnitude < 0x3c800000 ? small : normal;
-        out[i] = (uint8_t)(code | (code ? sign : 0));
+        uint32_t bits = bits_of(values[i] * inverse), code = e4m3_of(bits, most).code;
+        out[i] = (uint8_t)(code | (code ? (bits >> 24) & 0x80 : 0));
     }
-}
-
-/* An E2M1 code of a value below 8. From 1 on one bit of the mantissa stays; below it is a grid of 1/2, to which
- * float32 rounds by itself at 2^22. Ties go to the even code both times. */
-static inline uint32_t e2m1_code(float scaled) {
-    uint32_t bits = bits_of(scaled), magnitude = bits & 0x7fffffff;
-    uint32_t small = bits_of(float_of(magnitude) + 0x1p22f) - 0x4a800000u;
-    uint32_t normal = ((magnitude + ((magnitude >> 22) & 1) + 0x1fffff) >> 22) - 252;
-    normal = normal > 7 ? 7 : normal;
-    uint32_t code = magnitude < 0x3f800000 ? small : normal;
-    return code | (code ? (bits >> 28) & 8 : 0);
 }
 
 /* Codes and scales of `count` elements, zeros beyond them up to whole blocks of 32 (`values` has room for
@@ -222,8 +237,10 @@ static inline int encode_f4(const float *values, int count, uint8_t *restrict ou
         int32_t exponent = field < 1 ? 0 : field - 129 > -126 ? field - 129 : -126;
         float inverse = float_of((uint32_t)(127 - exponent) << 23);
         scales[start / F4_BLOCK] = (uint8_t)(exponent + 127);
-        for (int i = 0; i < F4_BLOCK; i++)
-            codes[start + i] = (uint8_t)e2m1_code(values[start + i] * inverse);
+        for (int i = start; i < start + F4_BLOCK; i++) {
+            uint32_t bits = bits_of(values[i] * inverse), code = e2m1_of(bits).code;
+            codes[i] = (uint8_t)(code | (code ? (bits >> 28) & 8 : 0));
+        }
     }
     for (int i = 0; i < whole / 2; i++)
         out[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
