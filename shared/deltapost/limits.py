@@ -92,6 +92,9 @@ LEASE_SECONDS: Final = 15.0
 #: Threads of an aggregator that serve fragments: each holds the inputs and results of one round at most.
 WORKER_THREADS: Final = 4
 
+#: Bytes of a round's mapped inputs and outputs that a close looks at at once: more makes it no faster.
+WINDOW_BYTES: Final = 32 * 1024 * 1024
+
 #: Seconds a fragment may be in one step, or ready for it, and keep its lease: 5 GiB up and back at 20 MB/s.
 MAX_TURN_SECONDS: Final = 600.0
 

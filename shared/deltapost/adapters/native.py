@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from deltapost.adapters import floats, kernels, microscaling, native_codes
+from deltapost.adapters.buffers import ANONYMOUS, Buffers
 from deltapost.adapters.ordering import middle_sum
 from deltapost.adapters.reduction import tree_dot
 from deltapost.errors import ConfigurationError, InvalidTensor, SchemaMismatch
+from deltapost.limits import WINDOW_BYTES
 from deltapost.serialization.schema import ParameterSpec
 from deltapost.serialization.tensor import ParameterDType, QuantizedDType, TensorBytes
 
@@ -36,6 +38,10 @@ class NativeBackend:
     threads: int | None = field(default=None, compare=False)
     #: The build that does the work: the fastest there is, the one of a level, or numpy alone.
     level: kernels.Level | Literal["fastest", "numpy"] = field(default="fastest", compare=False)
+    #: Where the outputs of a round are allocated.
+    buffers: Buffers = field(default=ANONYMOUS, compare=False, repr=False)
+    #: Bytes of a round's mapped inputs and outputs that are in memory at once.
+    window_bytes: int = field(default=WINDOW_BYTES, compare=False)
 
     @property
     def kernels(self) -> kernels.Kernels | None:

@@ -1,22 +1,25 @@
 """NativeSweeps: a round's passes in C, every tensor of a fragment in one call, threads over its blocks.
 
-The bytes are those of `ValueSweeps` on any exact backend. Memory above the state it returns: sums of four
-bytes for each learner and 4096 elements, and what a thread keeps of one block.
+The bytes are those of `ValueSweeps` on any exact backend. Memory above the state it returns: what a thread
+keeps of one block, and sums of four bytes for each learner and 4096 elements. Of inputs and outputs that are
+mapped files no more than `window_bytes` are in memory at once, whatever their size and number.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import byref
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast, get_args
 
 import numpy as np
 
 from deltapost.adapters import kernels
-from deltapost.adapters.buffers import Integers, Outputs
+from deltapost.adapters.buffers import Outputs
 from deltapost.adapters.floats import Floats, to_float32
 from deltapost.adapters.kernels import FORMATS, NO_EXPONENT, Deltas, Kernels, Merging, Stepping
+from deltapost.adapters.mapped import behind, release
 from deltapost.adapters.microscaling import F4_BLOCK, f8_exponent, padded
 from deltapost.adapters.native import NativeBackend
 from deltapost.adapters.protocols import Backend
@@ -24,10 +27,14 @@ from deltapost.adapters.reduction import BLOCK
 from deltapost.adapters.sweeps import Combination, Merged, Outer, Stepped, Sweeps
 from deltapost.errors import NonFinite
 from deltapost.serialization.schema import MASTER_PREFIX, MOMENTUM_PREFIX, SCALE_SUFFIX, ParameterSpec
-from deltapost.serialization.tensor import BITS, ParameterDType, QuantizedDType, TensorBytes, element_bytes
+from deltapost.serialization.tensor import BITS, DType, ParameterDType, QuantizedDType, TensorBytes
+
+_Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 #: What `close.c` says is not finite of a tensor, in the order in which it is looked at.
 _BAD_UPDATE: Final = 4
+#: What the third sweep looks at, of each block: masters, momenta and anchors, old and new, and the update.
+_STATE_BYTES_PER_BLOCK: Final = 7 * 4 * BLOCK
 _FLAGS: Final = ((1, "momentum"), (2, "master"), (_BAD_UPDATE, "update"), (8, "anchor"))
 
 
@@ -44,7 +51,7 @@ def native_sweeps(
         return None
     # The settings were checked: there are no other codecs.
     dtype = cast(ParameterDType | QuantizedDType | None, commit)
-    return NativeSweeps(found, backend.threads, specs, theta, outer, deltas, dtype)
+    return NativeSweeps(backend, found, specs, theta, outer, deltas, dtype)
 
 
 class NativeSweeps:
@@ -52,8 +59,8 @@ class NativeSweeps:
 
     def __init__(
         self,
+        backend: NativeBackend,
         found: Kernels,
-        threads: int | None,
         specs: Sequence[ParameterSpec],
         theta: Mapping[str, TensorBytes],
         outer: Mapping[str, TensorBytes],
@@ -61,7 +68,8 @@ class NativeSweeps:
         commit: ParameterDType | QuantizedDType | None,
     ) -> None:
         self._kernels = found
-        self._threads = threads
+        self._backend = backend
+        self._threads = backend.threads
         self._specs = specs
         self._theta = theta
         self._outer = outer
@@ -71,24 +79,26 @@ class NativeSweeps:
         self._first_block = np.concatenate([[0], np.cumsum(-(-self._elements // BLOCK))]).astype(np.int64)
         self._blocks = int(self._first_block[-1])
         self._held: list[Any] = []
+        self._maps: list[mmap.mmap] = []
         self._deltas = self._table_of(deltas)
-        self._master = Outputs([4 * spec.elements for spec in specs])
+        self._delta_bytes = max(
+            sum(BITS[delta[spec.name].dtype] * BLOCK // 8 for delta in deltas) for spec in specs
+        )
+        self._keeps_master = [spec.dtype != "F32" or commit is not None for spec in specs]
 
     def squares(self) -> list[list[float]]:
-        sums = np.empty((self._learners, self._blocks), np.float32)
+        def sweep(begin: int, end: int, sums: int, stride: int) -> None:
+            self._kernels.squares(byref(self._deltas), begin, end, sums, stride)
 
-        def work(_part: int, begin: int, end: int) -> None:
-            self._kernels.squares(byref(self._deltas), begin, end, sums.ctypes.data, self._blocks)
-
-        kernels.share(self._blocks, self._threads, work)
-        return self._totals(sums)
+        return self._sums(self._learners, sweep)
 
     def merge(self, combinations: Sequence[Combination], norms: Sequence[float]) -> list[Merged]:
+        self._allocate()
         merging = Merging(
             units=self._keep(
                 np.array([to_float32(1 / norm) if norm > 0 else 0.0 for norm in norms], np.float32)
             ),
-            base=self._keep(self._master.addresses),
+            base=self._keep(self._masters),
         )
         rows = [one.coefficients for one in combinations]
         if all(row is not None for row in rows):
@@ -96,28 +106,39 @@ class NativeSweeps:
             merging.coefficients = self._keep(np.array(coefficients, np.float32))
         else:
             merging.trim = combinations[0].trim
-        sums = np.empty((2 + self._learners, self._blocks), np.float32)
 
-        def work(_part: int, begin: int, end: int) -> None:
-            arguments = (byref(merging), begin, end, sums.ctypes.data, self._blocks)
-            if self._kernels.merge(byref(self._deltas), *arguments):
+        def sweep(begin: int, end: int, sums: int, stride: int) -> None:
+            if self._kernels.merge(byref(self._deltas), byref(merging), begin, end, sums, stride):
                 raise MemoryError("no memory for the blocks of a merge")
 
-        kernels.share(self._blocks, self._threads, work)
-        return [Merged(row[0], row[1], tuple(row[2:])) for row in self._totals(sums)]
+        return [Merged(row[0], row[1], tuple(row[2:])) for row in self._sums(2 + self._learners, sweep)]
+
+    def _allocate(self) -> None:
+        """Room for what the round leaves behind, laid out as it will be uploaded."""
+        kept = [spec for spec, keeps in zip(self._specs, self._keeps_master, strict=True) if keeps]
+        state: dict[str, tuple[DType, tuple[int, ...]]] = {
+            MOMENTUM_PREFIX + spec.name: ("F32", spec.shape) for spec in self._specs
+        }
+        state |= {MASTER_PREFIX + spec.name: ("F32", spec.shape) for spec in kept}
+        buffers = self._backend.buffers
+        self._outer_out = Outputs(state, buffers)
+        self._theta_out = Outputs({spec.name: (spec.dtype, spec.shape) for spec in self._specs}, buffers)
+        # A master that is the anchor needs no bytes of its own.
+        self._masters = np.array(
+            [
+                self._outer_out.address(MASTER_PREFIX + spec.name)
+                if keeps
+                else self._theta_out.address(spec.name)
+                for spec, keeps in zip(self._specs, self._keeps_master, strict=True)
+            ],
+            np.int64,
+        )
+        self._update_out = (
+            Outputs(_update_entries(self._specs, self._commit), buffers) if self._commit else None
+        )
+        self._watch(self._masters)
 
     def step(self, factors: Sequence[float | None], outer: Outer) -> Stepped:
-        keeps_master = [spec.dtype != "F32" or self._commit is not None for spec in self._specs]
-        momentum = Outputs([4 * spec.elements for spec in self._specs])
-        # A master that is the anchor needs no bytes of its own.
-        anchors = Outputs(
-            [
-                element_bytes(spec.dtype, spec.shape) if kept else 0
-                for spec, kept in zip(self._specs, keeps_master, strict=True)
-            ]
-        )
-        anchors.addresses = np.where(keeps_master, anchors.addresses, self._master.addresses)
-        codes, scales = self._update_outputs()
         masters = [self._outer.get(MASTER_PREFIX + one.name, self._theta[one.name]) for one in self._specs]
         stepping = Stepping(
             factors=self._keep(np.array([factor or 0.0 for factor in factors], np.float32)),
@@ -133,33 +154,68 @@ class NativeSweeps:
             momentum_in=self._keep(
                 self._addresses([self._outer[MOMENTUM_PREFIX + one.name] for one in self._specs])
             ),
-            master_out=self._keep(self._master.addresses),
-            momentum_out=self._keep(momentum.addresses),
-            anchor_out=self._keep(anchors.addresses),
-            update_out=self._keep(codes.addresses),
-            update_scales=self._keep(scales.addresses),
+            master_out=self._keep(self._masters),
+            momentum_out=self._written(self._outer_out, [MOMENTUM_PREFIX + one.name for one in self._specs]),
+            anchor_out=self._written(self._theta_out, [one.name for one in self._specs]),
+            update_out=self._written(self._update_out, [one.name for one in self._specs]),
+            update_scales=self._written(
+                self._update_out if self._commit in get_args(QuantizedDType) else None,
+                [one.name + SCALE_SUFFIX for one in self._specs],
+            ),
         )
         largest = self._run(self._kernels.step, stepping)
         if self._commit == "F8_E4M3":
-            self._publish_f8(stepping, largest, scales)
-        theta: dict[str, TensorBytes] = {}
-        state: dict[str, TensorBytes] = {}
-        for index, (spec, kept) in enumerate(zip(self._specs, keeps_master, strict=True)):
-            master = TensorBytes("F32", spec.shape, self._master.view(index))
-            theta[spec.name] = TensorBytes(spec.dtype, spec.shape, anchors.view(index)) if kept else master
-            state[MOMENTUM_PREFIX + spec.name] = TensorBytes("F32", spec.shape, momentum.view(index))
-            if kept:
-                state[MASTER_PREFIX + spec.name] = master
-        return Stepped(theta, state, self._update_entries(codes, scales))
+            self._publish_f8(stepping, largest)
+        update = None if self._update_out is None else self._update_out.tensors()
+        return Stepped(self._theta_out.tensors(), self._outer_out.tensors(), update)
 
-    def _publish_f8(self, stepping: Stepping, largest: Floats, scales: Outputs) -> None:
+    def _written(self, outputs: Outputs | None, names: Sequence[str]) -> int:
+        """The table of where these tensors are written to; zeros where there are none."""
+        found = [0 if outputs is None else outputs.address(name) for name in names]
+        self._watch(found)
+        return self._keep(np.array(found, np.int64))
+
+    def _publish_f8(self, stepping: Stepping, largest: Floats) -> None:
+        assert self._update_out is not None
         self._refuse(np.where(np.isfinite(largest), 0, _BAD_UPDATE))
         exponents = [f8_exponent(float(one)) for one in largest]
         given = [NO_EXPONENT if exponent is None else exponent for exponent in exponents]
         stepping.exponents = self._keep(np.array(given, np.int32))
-        for index, exponent in enumerate(exponents):
-            scales.write(index, struct.pack("<f", 2.0 ** (exponent or 0)))
+        for spec, exponent in zip(self._specs, exponents, strict=True):
+            self._update_out.fill(spec.name + SCALE_SUFFIX, struct.pack("<f", 2.0 ** (exponent or 0)))
         self._run(self._kernels.publish, stepping)
+
+    def _windows(self, bytes_per_block: int) -> Iterator[tuple[int, int]]:
+        """Ranges of blocks whose bytes may be in memory at once: all of them, where nothing is mapped."""
+        step = self._blocks
+        if self._maps:
+            step = self._backend.window_bytes // bytes_per_block
+        step = max(step, 1)
+        for begin in range(0, self._blocks, step):
+            yield begin, min(begin + step, self._blocks)
+            release(self._maps)
+
+    def _sums(self, rows: int, sweep: Callable[[int, int, int, int], None]) -> list[list[float]]:
+        """[tensor][row]: the totals of what a sweep over ranges of blocks gives for each block."""
+        totals = np.zeros((len(self._specs), rows), np.float64)
+        for begin, end in self._windows(self._delta_bytes + 4 * BLOCK):
+            sums = np.empty((rows, end - begin), np.float32)
+            first = sums.ctypes.data - 4 * begin  # the kernels count blocks over all windows
+
+            def work(
+                _part: int, of: int, to: int, *, start: int = begin, at: int = first, width: int = end - begin
+            ) -> None:
+                sweep(start + of, start + to, at, width)
+
+            # Blocks of many learners are worth a thread sooner.
+            least = max(1, kernels.BLOCKS_PER_THREAD // self._learners)
+            kernels.share(end - begin, self._threads, work, least=least)
+            blocks = np.clip(self._first_block, begin, end) - begin
+            self._kernels.add_blocks(
+                len(self._specs), blocks.ctypes.data, rows, sums.ctypes.data, end - begin, totals.ctypes.data
+            )
+        found: list[list[float]] = totals.tolist()
+        return found
 
     def _run(self, kernel: Any, stepping: Stepping) -> Floats:
         """Runs a kernel of the third sweep; returns the largest magnitude of each tensor's update, for F8.
@@ -169,13 +225,14 @@ class NativeSweeps:
         parts = kernels.threads_for(self._blocks, self._threads)
         flags = np.zeros((parts, len(self._specs)), np.uint8)
         largest = np.zeros((parts, len(self._specs)), np.uint32)
+        for begin, end in self._windows(_STATE_BYTES_PER_BLOCK):
 
-        def work(part: int, begin: int, end: int) -> None:
-            own = Stepping.from_buffer_copy(stepping)
-            own.flags, own.largest = flags[part].ctypes.data, largest[part].ctypes.data
-            kernel(byref(self._deltas), byref(own), begin, end)
+            def work(part: int, of: int, to: int, *, start: int = begin) -> None:
+                own = Stepping.from_buffer_copy(stepping)
+                own.flags, own.largest = flags[part].ctypes.data, largest[part].ctypes.data
+                kernel(byref(self._deltas), byref(own), start + of, start + to)
 
-        kernels.share(self._blocks, self._threads, work)
+            kernels.share(end - begin, self._threads, work)
         self._refuse(np.bitwise_or.reduce(flags, axis=0))
         return np.asarray(largest.max(axis=0).view(np.float32))
 
@@ -184,34 +241,6 @@ class NativeSweeps:
             for flag, what in _FLAGS:
                 if bits & flag:
                     raise NonFinite(f"the {what} of {spec.name!r} is not finite")
-
-    def _update_outputs(self) -> tuple[Outputs, Outputs]:
-        match self._commit:
-            case None:
-                sizes = [(0, 0)] * len(self._specs)
-            case "F4":
-                sizes = [(padded(one.elements) // 2, padded(one.elements) // F4_BLOCK) for one in self._specs]
-            case "F8_E4M3":
-                sizes = [(spec.elements, 4) for spec in self._specs]
-            case other:
-                sizes = [(BITS[other] // 8 * spec.elements, 0) for spec in self._specs]
-        return Outputs([codes for codes, _ in sizes]), Outputs([scales for _, scales in sizes])
-
-    def _update_entries(self, codes: Outputs, scales: Outputs) -> dict[str, TensorBytes] | None:
-        if self._commit is None:
-            return None
-        entries: dict[str, TensorBytes] = {}
-        for index, spec in enumerate(self._specs):
-            scale_name = spec.name + SCALE_SUFFIX
-            if self._commit == "F4":
-                count = padded(spec.elements)
-                entries[spec.name] = TensorBytes("F4", (count,), codes.view(index))
-                entries[scale_name] = TensorBytes("F8_E8M0", (count // F4_BLOCK,), scales.view(index))
-                continue
-            entries[spec.name] = TensorBytes(self._commit, spec.shape, codes.view(index))
-            if self._commit == "F8_E4M3":
-                entries[scale_name] = TensorBytes("F32", (), scales.view(index))
-        return entries
 
     def _table_of(self, deltas: Sequence[Mapping[str, TensorBytes]]) -> Deltas:
         entries = [[tensors[spec.name] for tensors in deltas] for spec in self._specs]
@@ -228,24 +257,18 @@ class NativeSweeps:
             formats=self._keep(formats),
         )
 
-    def _totals(self, sums: Floats) -> list[list[float]]:
-        totals = np.zeros((len(self._specs), len(sums)), np.float64)
-        self._kernels.add_blocks(
-            len(self._specs),
-            self._first_block.ctypes.data,
-            len(sums),
-            sums.ctypes.data,
-            self._blocks,
-            totals.ctypes.data,
-        )
-        found: list[list[float]] = totals.tolist()
-        return found
-
-    def _addresses(self, tensors: Sequence[TensorBytes | None]) -> Integers:
+    def _addresses(self, tensors: Sequence[TensorBytes | None]) -> _Integers:
         """Where each tensor's bytes begin; the tensors are held for as long as this object is."""
         arrays = [None if one is None else np.frombuffer(one.data, np.uint8) for one in tensors]
         self._held.extend(arrays)
-        return np.array([0 if one is None or not one.size else one.ctypes.data for one in arrays], np.int64)
+        found = np.array([0 if one is None or not one.size else one.ctypes.data for one in arrays], np.int64)
+        self._watch(found)
+        return found
+
+    def _watch(self, addresses: Iterable[int]) -> None:
+        """Counts the maps behind these addresses to those that are let go of as the sweeps go on."""
+        known = {id(one) for one in self._maps}
+        self._maps.extend(one for one in behind(map(int, addresses)) if id(one) not in known)
 
     def _keep(self, array: np.ndarray[Any, np.dtype[Any]]) -> int:
         """The address of an array that is held for as long as this object is."""
@@ -260,3 +283,20 @@ def _kind(factor: float | None) -> int:
     if factor is None:
         return 0
     return 1 if factor else 2
+
+
+def _update_entries(
+    specs: Sequence[ParameterSpec], commit: ParameterDType | QuantizedDType
+) -> dict[str, tuple[DType, tuple[int, ...]]]:
+    """The entries of an update of these parameters. `codecs` has the same, for any codec."""
+    entries: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    for spec in specs:
+        scale = spec.name + SCALE_SUFFIX
+        if commit == "F4":
+            count = padded(spec.elements)
+            entries |= {spec.name: ("F4", (count,)), scale: ("F8_E8M0", (count // F4_BLOCK,))}
+            continue
+        entries[spec.name] = (commit, spec.shape)
+        if commit == "F8_E4M3":
+            entries[scale] = ("F32", ())
+    return entries

@@ -8,7 +8,7 @@ the other on any backend, `adapters.native_sweeps` in one C call each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,9 +46,9 @@ class Outer:
 class Stepped:
     """What a round leaves behind: anchor, outer state and, where commits carry one, the update's entries."""
 
-    theta: dict[str, TensorBytes]
-    outer: dict[str, TensorBytes]
-    update: dict[str, TensorBytes] | None
+    theta: Mapping[str, TensorBytes]
+    outer: Mapping[str, TensorBytes]
+    update: Mapping[str, TensorBytes] | None
 
 
 class Sweeps(Protocol):

@@ -6,6 +6,7 @@ No more than one tensor's deltas are held as float32 at once, besides the merged
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from deltapost import codecs
 from deltapost.adapters import Backend, Value
@@ -17,6 +18,14 @@ from deltapost.codecs import Codec
 from deltapost.errors import NonFinite
 from deltapost.serialization.schema import MASTER_PREFIX, MOMENTUM_PREFIX, ParameterSpec
 from deltapost.serialization.tensor import TensorBytes
+
+
+class _Stepped(NamedTuple):
+    """What was made so far, tensor by tensor."""
+
+    theta: dict[str, TensorBytes]
+    outer: dict[str, TensorBytes]
+    update: dict[str, TensorBytes]
 
 
 class ValueSweeps:
@@ -56,12 +65,12 @@ class ValueSweeps:
         return found
 
     def step(self, factors: Sequence[float | None], outer: Outer) -> Stepped:
-        stepped = Stepped({}, {}, None if self._commit is None else {})
+        into = _Stepped({}, {}, {})
         for spec, base, factor in zip(self._specs, self._bases, factors, strict=True):
-            self._step(spec, scaled(base, factor), outer, stepped)
-        return stepped
+            self._step(spec, scaled(base, factor), outer, into)
+        return Stepped(into.theta, into.outer, None if self._commit is None else into.update)
 
-    def _step(self, spec: ParameterSpec, merged: Value, outer: Outer, into: Stepped) -> None:
+    def _step(self, spec: ParameterSpec, merged: Value, outer: Outer, into: _Stepped) -> None:
         state = self._state
         old_momentum = state.outer[MOMENTUM_PREFIX + spec.name]
         master = self._backend.load(state.outer.get(MASTER_PREFIX + spec.name, state.theta[spec.name]))
@@ -82,8 +91,7 @@ class ValueSweeps:
         into.outer[MOMENTUM_PREFIX + spec.name] = momentum_bytes
         if keeps_master:
             into.outer[MASTER_PREFIX + spec.name] = master.to_bytes("F32")
-        if into.update is not None:
-            into.update.update(published.update or {})
+        into.update.update(published.update or {})
 
     def _delta(self, contribution: Contribution, spec: ParameterSpec) -> Value:
         """A contribution's delta of one tensor, at whatever precision its entries are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltapost.serialization.digest import digest
-from deltapost.serialization.payload import pack, unpack, unpack_expected
+from deltapost.serialization.payload import pack, packed, unpack, unpack_expected
 from deltapost.serialization.schema import ParameterSpec, Schema
 from deltapost.serialization.tensor import DType, TensorBytes, element_bytes
 
@@ -15,6 +15,7 @@ __all__ = [
     "digest",
     "element_bytes",
     "pack",
+    "packed",
     "unpack",
     "unpack_expected",
 ]

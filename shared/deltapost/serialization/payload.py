@@ -13,7 +13,9 @@ overlaps, holes or a tail. It costs time and memory in proportion to the header;
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn
 
 from deltapost.errors import InvalidTensor, MalformedPayload, SchemaMismatch
@@ -26,6 +28,68 @@ _ALIGNMENT: Final = 8
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
 
+class Packed(Mapping[str, TensorBytes]):
+    """Tensors by name whose bytes lie in one payload already: `data`, as `pack` would write it."""
+
+    def __init__(self, tensors: Mapping[str, TensorBytes], data: memoryview) -> None:
+        self._tensors = dict(tensors)
+        self.data = data
+
+    def __getitem__(self, name: str) -> TensorBytes:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where `pack` puts tensors: the payload's first bytes, where each tensor begins, and how long it is."""
+
+    header: bytes
+    offsets: Mapping[str, int]
+    size: int
+
+
+def layout(entries: Mapping[str, tuple[DType, tuple[int, ...]]]) -> Layout:
+    """The layout of a payload of `entries`, {name: (dtype, shape)}. Raises InvalidTensor as `pack` does."""
+    return _layout(tuple((name, *entries[name]) for name in entries))
+
+
+# Each round of a fragment has the same entries, and thousands of them take as long as their arithmetic.
+@lru_cache(maxsize=32)
+def _layout(given: tuple[tuple[str, DType, tuple[int, ...]], ...]) -> Layout:
+    entries = {name: (dtype, shape) for name, dtype, shape in given}
+    names = sorted(entries, key=lambda name: (-BITS[entries[name][0]], name))
+    header: dict[str, dict[str, object]] = {}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name in names:
+        if problem := name_problem(name):
+            raise InvalidTensor(f"an entry cannot be named so: {problem}")
+        dtype, shape = entries[name]
+        begin, end = end, end + element_bytes(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
+        offsets[name] = begin
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    start = _LENGTH_BYTES + len(text)
+    if len(text) > MAX_HEADER_BYTES or start + end > MAX_PAYLOAD_BYTES:
+        raise InvalidTensor(
+            f"{len(names)} entries make a header of {len(text)} bytes and {end} bytes of data; "
+            f"a payload has at most {MAX_HEADER_BYTES} and {MAX_PAYLOAD_BYTES} in all",
+            hint="use more fragments",
+        )
+    return Layout(
+        header=len(text).to_bytes(_LENGTH_BYTES, "little") + text,
+        offsets={name: start + offset for name, offset in offsets.items()},
+        size=start + end,
+    )
+
+
 def pack(tensors: Mapping[str, TensorBytes]) -> bytes:
     """The payload that holds `tensors`. Raises InvalidTensor when it would pass a limit or a name is bad.
 
@@ -33,26 +97,15 @@ def pack(tensors: Mapping[str, TensorBytes]) -> bytes:
     >>> unpack(data)["w"].shape
     (1,)
     """
-    names = sorted(tensors, key=lambda name: (-BITS[tensors[name].dtype], name))
-    header: dict[str, dict[str, object]] = {}
-    chunks: list[bytes | memoryview] = []
-    end = 0
-    for name in names:
-        if problem := name_problem(name):
-            raise InvalidTensor(f"an entry cannot be named so: {problem}")
-        tensor = tensors[name]
-        begin, end = end, end + len(tensor.data)
-        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)}
-        chunks.append(tensor.data)
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    if len(text) > MAX_HEADER_BYTES or len(text) + end + _LENGTH_BYTES > MAX_PAYLOAD_BYTES:
-        raise InvalidTensor(
-            f"{len(names)} entries make a header of {len(text)} bytes and {end} bytes of data; "
-            f"a payload has at most {MAX_HEADER_BYTES} and {MAX_PAYLOAD_BYTES} in all",
-            hint="use more fragments",
-        )
-    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *chunks])
+    if isinstance(tensors, Packed):
+        return bytes(tensors.data)
+    found = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    return b"".join([found.header, *(tensors[name].data for name in found.offsets)])
+
+
+def packed(tensors: Mapping[str, TensorBytes]) -> bytes | memoryview:
+    """What `pack` gives, without a copy where the tensors lie in one payload already."""
+    return tensors.data if isinstance(tensors, Packed) else pack(tensors)
 
 
 def unpack(data: bytes | memoryview) -> dict[str, TensorBytes]:

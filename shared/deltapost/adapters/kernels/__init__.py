@@ -167,14 +167,20 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # the parent's threads are not the child's
 
 
-def threads_for(blocks: int, threads: int | None) -> int:
-    """How many of `threads` (None: one per processor) share so many blocks."""
-    return max(1, min(threads or os.cpu_count() or 1, blocks // BLOCKS_PER_THREAD))
+def threads_for(blocks: int, threads: int | None, *, least: int = BLOCKS_PER_THREAD) -> int:
+    """How many of `threads` (None: one per processor) share so many blocks, each with `least` or more."""
+    return max(1, min(threads or os.cpu_count() or 1, blocks // least))
 
 
-def share(blocks: int, threads: int | None, work: Callable[[int, int, int], object]) -> None:
+def share(
+    blocks: int,
+    threads: int | None,
+    work: Callable[[int, int, int], object],
+    *,
+    least: int = BLOCKS_PER_THREAD,
+) -> None:
     """Runs work(part, begin, end) over all blocks, in parts of about equal size, each in a thread."""
-    parts = threads_for(blocks, threads)
+    parts = threads_for(blocks, threads, least=least)
     if parts == 1:
         work(0, 0, blocks)
         return
