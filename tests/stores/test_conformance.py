@@ -6,12 +6,16 @@ import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from deltapost.adapters.mapped import allocate
 from deltapost.errors import ObjectConflict, ObjectMissing, StoreError
 from deltapost.stores import Blob, ObjectInfo, ObjectStore
 from deltapost.stores.probe import probe
+from deltapost.stores.reading import PIECE_BYTES, read
 
 PART_BYTES = 8 * 1024 * 1024
 KEY = "run/deltas/learner/0001/0000000007/digest"
@@ -173,9 +177,9 @@ def test_metadata_that_some_store_could_not_carry_is_refused_by_all(store: Objec
 
 def test_a_key_that_holds_nothing_is_definitely_missing(store: ObjectStore) -> None:
     store.put("run/records/0001/0000000001", b"record")
-    for read in (store.get, store.head):
+    for look in (store.get, store.head):
         with pytest.raises(ObjectMissing) as caught:
-            read("run/records/0001/0000000002")
+            look("run/records/0001/0000000002")
         assert caught.value.key == "run/records/0001/0000000002"
     with pytest.raises(ObjectMissing):
         store.get("run/records")
@@ -247,3 +251,45 @@ def test_the_probe_passes_and_leaves_nothing_behind(store: ObjectStore) -> None:
 
 def test_a_store_shows_where_it_is(store: ObjectStore) -> None:
     assert "://" in repr(store)
+
+
+def test_an_object_is_read_in_pieces_up_to_a_length_and_told_its_size(store: ObjectStore) -> None:
+    data = bytes(range(256)) * 12 * 1024  # three pieces
+    store.put(KEY, data, metadata={"envelope": "first"})
+
+    for length in (1, len(data) - 1, len(data), len(data) + 5):
+        found: list[bytes] = []
+        info = read(store, KEY, found.append, length=length)
+
+        assert (info.key, info.size, info.metadata) == (KEY, len(data), {"envelope": "first"})
+        assert b"".join(found) == data[:length]
+        assert all(
+            len(piece) <= max(PIECE_BYTES, length * (type(store).__name__ == "MemoryStore"))
+            for piece in found
+        )
+
+
+def test_an_empty_and_a_missing_object_are_read_in_pieces_too(store: ObjectStore) -> None:
+    store.put(KEY, b"")
+    found: list[bytes] = []
+
+    assert read(store, KEY, found.append, length=7).size == 0
+    assert b"".join(found) == b""
+    with pytest.raises(ObjectMissing):
+        read(store, KEY + "0", found.append, length=7)
+
+
+@pytest.mark.parametrize("size", [3, PIECE_BYTES + 1, 2 * PART_BYTES + 1])
+def test_a_view_is_put_like_its_bytes(store: ObjectStore, tmp_path: Path, size: int) -> None:
+    # Given a view of a mapped file
+    array = allocate(tmp_path, size)
+    array[:] = np.arange(size) % 251
+    view = memoryview(array.data).toreadonly()
+
+    # Then it is created once, is the same as its bytes, and conflicts with others
+    assert store.put(KEY, view) is True
+    assert store.put(KEY, view) is False
+    assert store.put(KEY, bytes(view)) is False
+    assert store.get(KEY).data == bytes(view)
+    with pytest.raises(ObjectConflict):
+        store.put(KEY, view[:-1])

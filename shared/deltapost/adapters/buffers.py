@@ -68,8 +68,10 @@ class Buffers:
         with self._lock:
             fits = [index for index, one in enumerate(self._kept) if size <= one.size <= size + size // 4]
             base = self._kept.pop(fits[-1]) if fits else None
-        view = (self._allocate(size) if base is None else base).view(_View)
-        weakref.finalize(view, self._give_back, view.base).atexit = False
+        if base is None:
+            base = self._allocate(size)
+        view = base.view(_View)
+        weakref.finalize(view, self._give_back, base).atexit = False
         return view[:size]
 
     def kept(self) -> list[int]:

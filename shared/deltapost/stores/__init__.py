@@ -42,7 +42,7 @@ class ObjectStore(Protocol):
     Safe to use from several threads.
     """
 
-    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> bool:
+    def put(self, key: str, data: bytes | memoryview, *, metadata: Mapping[str, str] | None = None) -> bool:
         """Writes the object if the key is free. True: created. False: it was there with the same bytes.
 
         Durable once it returns. Raises ObjectConflict (naming the key) when the key holds other bytes.

@@ -30,15 +30,13 @@ from typing import Any, Final
 from deltapost.errors import AccessDenied, ObjectConflict, ObjectMissing, StoreError, StoreUnavailable
 from deltapost.stores import Blob, ObjectInfo, UnfinishedUpload
 from deltapost.stores.keys import check_key, check_metadata, check_prefix, check_range, conflict
+from deltapost.stores.reading import PIECE_BYTES, Sink, pieces
 
 #: Where temporary files and metadata lie; no key can begin with a dot.
 _HIDDEN: Final = ".deltapost"
 
 #: Seconds after which a temporary file belongs to no running put: the largest object takes minutes.
 _STALE_SECONDS: Final = 3600.0
-
-#: Bytes read at a time when an existing object is compared.
-_CHUNK_BYTES: Final = 1024 * 1024
 
 _DENIED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FAILING: Final = {
@@ -67,7 +65,7 @@ class DirectoryStore:
     def __repr__(self) -> str:
         return f"DirectoryStore({Path(self._root).as_uri()})"
 
-    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> bool:
+    def put(self, key: str, data: bytes | memoryview, *, metadata: Mapping[str, str] | None = None) -> bool:
         path = self._path(key)
         checked = check_metadata(metadata)
         with _reported(path):
@@ -89,6 +87,16 @@ class DirectoryStore:
             file.seek(min(offset, size))
             data = file.read(-1 if length is None else length)
             return Blob(data, size, self._read_metadata(key))
+
+    def read(self, key: str, sink: Sink, *, length: int) -> ObjectInfo:
+        path = self._path(key)
+        with _reported(path), self._open(key, path) as file:
+            size = os.fstat(file.fileno()).st_size
+            left = min(length, size)
+            while left and (piece := file.read(min(left, PIECE_BYTES))):
+                left -= len(piece)
+                sink(piece)
+            return ObjectInfo(key, size, self._read_metadata(key))
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -145,14 +153,15 @@ class DirectoryStore:
                 hint="mount its disk again, or put it back",
             )
 
-    def _create(self, path: str, data: bytes) -> bool:
+    def _create(self, path: str, data: bytes | memoryview) -> bool:
         """Whether `path` was free and now is a whole file of `data`, on the disk with its name."""
         self._check_there()
         parent = os.path.dirname(path)
         temporary = os.path.join(self._temporary, f"{os.getpid()}-{secrets.token_hex(8)}")
         try:
             with open(temporary, "xb") as file:
-                file.write(data)
+                for piece in pieces(data):
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             _make_directories(parent)
@@ -203,7 +212,7 @@ class DirectoryStore:
                     os.unlink(entry.path)
 
 
-def _compare(key: str, path: str, data: bytes) -> None:
+def _compare(key: str, path: str, data: bytes | memoryview) -> None:
     """ObjectConflict unless the file holds exactly `data`."""
     status = os.stat(path)
     if stat.S_ISDIR(status.st_mode):
@@ -212,11 +221,13 @@ def _compare(key: str, path: str, data: bytes) -> None:
         )
     if status.st_size != len(data):
         raise conflict(key, data, found_size=status.st_size)
-    digest = hashlib.sha256()
+    digest, wanted = hashlib.sha256(), hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := file.read(PIECE_BYTES):
             digest.update(chunk)
-    if digest.digest() != hashlib.sha256(data).digest():
+    for piece in pieces(data):
+        wanted.update(piece)
+    if digest.digest() != wanted.digest():
         raise conflict(key, data, found_size=status.st_size, found_sha256=digest.hexdigest())
 
 

@@ -64,7 +64,9 @@ def check_range(offset: int, length: int | None) -> None:
         raise ValueError(f"offset {offset} and length {length} must not be negative")
 
 
-def conflict(key: str, data: bytes, *, found_size: int, found_sha256: str | None = None) -> ObjectConflict:
+def conflict(
+    key: str, data: bytes | memoryview, *, found_size: int, found_sha256: str | None = None
+) -> ObjectConflict:
     """The error for a key that holds other bytes than `data`."""
     found = f"{found_size} bytes" + (f" with SHA-256 {found_sha256}" if found_sha256 else "")
     expected = f"{len(data)} bytes with SHA-256 {hashlib.sha256(data).hexdigest()}"

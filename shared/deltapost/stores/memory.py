@@ -32,7 +32,7 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"MemoryStore(memory://{self._name})"
 
-    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> bool:
+    def put(self, key: str, data: bytes | memoryview, *, metadata: Mapping[str, str] | None = None) -> bool:
         check_key(key)
         new = _Object(bytes(data), check_metadata(metadata))
         with self._lock:

@@ -29,15 +29,13 @@ from typing import Any, Final
 from deltapost.errors import NotReadable, ObjectMissing, StoreUnavailable
 from deltapost.stores import Blob, ObjectInfo, UnfinishedUpload
 from deltapost.stores.keys import check_key, check_metadata, check_prefix, check_range, conflict
+from deltapost.stores.reading import PIECE_BYTES, Body, Sink, pieces
 from deltapost.stores.s3_client import s3_client  # first: it says which extra is missing
 from deltapost.stores.s3_errors import PastTheEnd, RequestFailure, WriteRefused, translate
 from deltapost.stores.settings import StoreSettings
 
 #: Seconds before a write that was refused, and whose key then held nothing, is started anew.
 _WRITE_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
-
-#: Bytes read at a time when an existing object is compared.
-_CHUNK_BYTES: Final = 1024 * 1024
 
 
 class S3Store:
@@ -52,7 +50,7 @@ class S3Store:
     def __repr__(self) -> str:
         return f"S3Store(s3://{self._bucket}/{self._prefix})"
 
-    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> bool:
+    def put(self, key: str, data: bytes | memoryview, *, metadata: Mapping[str, str] | None = None) -> bool:
         target = self._target(key)
         described = check_metadata(metadata)
         write = self._write_parts if len(data) > self._settings.part_bytes else self._write_whole
@@ -85,6 +83,24 @@ class S3Store:
         except PastTheEnd:
             found = self.head(key)
             return Blob(b"", found.size, found.metadata)
+
+    def read(self, key: str, sink: Sink, *, length: int) -> ObjectInfo:
+        target = self._target(key)
+        target["Range"] = f"bytes=0-{max(length, 1) - 1}"
+        try:
+            with self._reported("read", key):
+                reply = s3_client(self._settings).get_object(**target)
+                with contextlib.closing(reply["Body"]) as body:
+                    size = _whole_size(reply)
+                    left = min(length, size)
+                    while left and (piece := body.read(min(left, PIECE_BYTES))):
+                        left -= len(piece)
+                        sink(piece)
+        except PastTheEnd:
+            return self.head(key)
+        if left:
+            raise StoreUnavailable(f"the read of the key {key!r} in {self!r} ended {left} bytes too early")
+        return ObjectInfo(key, size, _metadata(reply))
 
     def head(self, key: str) -> ObjectInfo:
         target = self._target(key)
@@ -142,10 +158,15 @@ class S3Store:
     def _target(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
 
-    def _write_whole(self, target: dict[str, Any], data: bytes, metadata: dict[str, str]) -> None:
-        s3_client(self._settings).put_object(**target, Body=data, Metadata=metadata, IfNoneMatch="*")
+    def _write_whole(
+        self, target: dict[str, Any], data: bytes | memoryview, metadata: dict[str, str]
+    ) -> None:
+        body = _body(data)
+        s3_client(self._settings).put_object(**target, Body=body, Metadata=metadata, IfNoneMatch="*")
 
-    def _write_parts(self, target: dict[str, Any], data: bytes, metadata: dict[str, str]) -> None:
+    def _write_parts(
+        self, target: dict[str, Any], data: bytes | memoryview, metadata: dict[str, str]
+    ) -> None:
         client, size = s3_client(self._settings), self._settings.part_bytes
         # Left to itself, boto3 sends CRC-32 with parts of an upload that was not opened for it.
         algorithm = {"ChecksumAlgorithm": "CRC32"} if self._settings.checksums == "when_supported" else {}
@@ -153,7 +174,7 @@ class S3Store:
         try:
             parts = []
             for number, offset in enumerate(range(0, len(data), size), start=1):
-                body = data[offset : offset + size]
+                body = _body(memoryview(data)[offset : offset + size])
                 reply = client.upload_part(
                     **target, UploadId=upload_id, PartNumber=number, Body=body, **algorithm
                 )
@@ -169,7 +190,7 @@ class S3Store:
                 failure.add_note(f"the upload's parts may be left over: {type(error).__name__}")
             raise
 
-    def _look(self, key: str, data: bytes) -> ObjectMissing | NotReadable | None:
+    def _look(self, key: str, data: bytes | memoryview) -> ObjectMissing | NotReadable | None:
         """None when the object holds exactly `data`; the error when it is not there, or not readable."""
         try:
             self._compare(key, data)
@@ -177,26 +198,25 @@ class S3Store:
             return error
         return None
 
-    def _compare(self, key: str, data: bytes) -> None:
+    def _compare(self, key: str, data: bytes | memoryview) -> None:
         """ObjectConflict unless the object holds exactly `data`; one of another size is not downloaded."""
         with self._reported("read", key):
             reply = s3_client(self._settings).get_object(**self._target(key))
             with contextlib.closing(reply["Body"]) as body:
                 if reply["ContentLength"] != len(data):
                     raise conflict(key, data, found_size=reply["ContentLength"])
-                digest = hashlib.sha256()
-                for chunk in body.iter_chunks(_CHUNK_BYTES):
+                digest, wanted = hashlib.sha256(), hashlib.sha256()
+                for chunk in body.iter_chunks(PIECE_BYTES):
                     digest.update(chunk)
-        if digest.digest() != hashlib.sha256(data).digest():
+        for piece in pieces(data):
+            wanted.update(piece)
+        if digest.digest() != wanted.digest():
             raise conflict(key, data, found_size=len(data), found_sha256=digest.hexdigest())
 
     def _blob(self, key: str, reply: dict[str, Any], body: Any, offset: int, length: int | None) -> Blob:
-        if "ContentRange" in reply:
-            size = int(reply["ContentRange"].rpartition("/")[2])
-            skipped = 0
-        else:  # the whole object: asked for, or a server that ignores ranges
-            size = reply["ContentLength"]
-            skipped = offset
+        size = _whole_size(reply)
+        # Without a range: the whole object was asked for, or the server ignores ranges.
+        skipped = 0 if "ContentRange" in reply else offset
         wanted = max(size - offset, 0) if length is None else min(length, max(size - offset, 0))
         data = body.read(skipped + wanted)[skipped:] if wanted else b""
         if len(data) != wanted:
@@ -230,6 +250,18 @@ def _server_time(reply: dict[str, Any], otherwise: datetime) -> datetime:
     """When the server answered, by its own clock; `otherwise` where it does not say: nothing is old then."""
     said = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return parsedate_to_datetime(said) if said else otherwise
+
+
+def _whole_size(reply: dict[str, Any]) -> int:
+    """Bytes of the whole object, of which a range was asked for."""
+    if "ContentRange" in reply:
+        return int(reply["ContentRange"].rpartition("/")[2])
+    size: int = reply["ContentLength"]
+    return size
+
+
+def _body(data: bytes | memoryview) -> bytes | Body:
+    return data if isinstance(data, bytes) else Body(data)
 
 
 def _metadata(reply: dict[str, Any]) -> dict[str, str]:
