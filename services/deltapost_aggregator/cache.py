@@ -1,10 +1,12 @@
-"""Payload memory: one bound for the process, however many fragments it serves. A miss only costs a read."""
+"""Kept payloads: one bound for the process, however many fragments it serves. A miss only costs a read."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from typing import TypeAlias
+
+from deltapost.serialization.tensor import Buffer
 
 _Key: TypeAlias = tuple[str, int, bytes]
 
@@ -16,18 +18,18 @@ class PayloadMemory:
         self._capacity = capacity
         self._lock = threading.Lock()
         self._held = 0
-        self._payloads: OrderedDict[_Key, bytes] = OrderedDict()
+        self._payloads: OrderedDict[_Key, Buffer] = OrderedDict()
 
     @property
     def held(self) -> int:
-        """Bytes in memory now."""
+        """Bytes kept now."""
         return self._held
 
     def part(self, run: str, fragment: int) -> PayloadCache:
         """One fragment's view of it."""
         return PayloadCache(self, run, fragment)
 
-    def put(self, key: _Key, data: bytes) -> None:
+    def put(self, key: _Key, data: Buffer) -> None:
         """Keeps the bytes if they fit at all."""
         with self._lock:
             if key in self._payloads or len(data) > self._capacity:
@@ -38,13 +40,14 @@ class PayloadMemory:
                 _, oldest = self._payloads.popitem(last=False)
                 self._held -= len(oldest)
 
-    def get(self, key: _Key) -> bytes | None:
+    def get(self, key: _Key) -> Buffer | None:
         with self._lock:
             return self._payloads.get(key)
 
     def forget(self, key: _Key) -> None:
         with self._lock:
-            self._held -= len(self._payloads.pop(key, b""))
+            found = self._payloads.pop(key, None)
+            self._held -= 0 if found is None else len(found)
 
 
 class PayloadCache:
@@ -56,12 +59,12 @@ class PayloadCache:
         self._fragment = fragment
         self._kept: set[bytes] = set()
 
-    def put(self, sha256: bytes, data: bytes) -> None:
+    def put(self, sha256: bytes, data: Buffer) -> None:
         """Keeps the bytes if they fit at all."""
         self._kept.add(sha256)
         self._memory.put((self._run, self._fragment, sha256), data)
 
-    def get(self, sha256: bytes) -> bytes | None:
+    def get(self, sha256: bytes) -> Buffer | None:
         return self._memory.get((self._run, self._fragment, sha256))
 
     def clear(self) -> None:

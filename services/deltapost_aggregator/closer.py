@@ -9,6 +9,7 @@ that cannot be closed any more leads to no record but to the names of whom to le
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from deltapost.errors import HistoryError, MalformedMessage, NonFinite, ObjectConflict, StoreError
 from deltapost.events import events
@@ -60,8 +61,8 @@ class Closer:
             reach("seal.lost_detected")
             return closed
         stages.close = monotonic() - started
-        for key, data in closed.objects:
-            put_verified(store, key, data)
+        uploads = [partial(put_verified, store, key, data) for key, data in closed.objects]
+        for _ in self._services.transfers.each(uploads):
             reach("objects.partial")
         reach("objects.verified")
         data = closed.record.to_bytes()

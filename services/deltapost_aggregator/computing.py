@@ -1,4 +1,4 @@
-"""Computing: the round that a seal fixes, closed in memory: its record and its objects, nothing written.
+"""Computing: the round that a seal fixes, closed in the spool: its record and its objects, nothing written.
 
 It is a function of the seal's content, the state at the head and the payloads, all of them verified by hash:
 whoever computes it, whenever, gets the same bytes. What cannot be computed says which contributions are to
@@ -7,9 +7,9 @@ be left out, by a fixed rule: those whose payload is lost, else the one with the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from deltapost.algorithms import Contribution, FragmentState
@@ -20,7 +20,7 @@ from deltapost.errors import HistoryError, NonFinite, ObjectMissing, StoreError
 from deltapost.ledger import rounds
 from deltapost.ledger.runs import Standing
 from deltapost.limits import MISSING_RECHECK_SECONDS
-from deltapost.serialization import TensorBytes, pack, unpack
+from deltapost.serialization import packed, unpack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import (
     anchor_key,
@@ -30,10 +30,12 @@ from deltapost.serialization.names import (
     update_key,
 )
 from deltapost.serialization.records import Claim, Record, SealContent
+from deltapost.serialization.tensor import Buffer
 from deltapost.serialization.verdicts import Verdict
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.failing import FailingObjects
+from deltapost_aggregator.transfers import sha256_of
 
 _KeyOf: TypeAlias = Callable[[str, int, int, bytes], str]
 
@@ -52,7 +54,7 @@ class ClosedRound:
 
     record: Record
     state: FragmentState
-    objects: list[tuple[str, bytes]]
+    objects: list[tuple[str, Buffer]]
 
 
 class RoundComputer:
@@ -100,19 +102,25 @@ class RoundComputer:
         """Which payloads are not as sealed, and what kept it from knowing of others."""
         verdicts: dict[bytes, Verdict] = {}
         failure: StoreError | None = None
-        for claim in content.claims:
-            try:
-                self._cache.put(claim.payload.sha256, self.payload(claim, base))
-            except ObjectMissing:
-                verdicts[claim.envelope] = "missing"
-            except HistoryError:
-                verdicts[claim.envelope] = "corrupt"
-            except StoreError as error:
-                if self._failing.alone(claim.envelope):
+        looks = [partial(self._look_at, claim, base) for claim in content.claims]
+        for claim, error in zip(content.claims, self._services.transfers.each(looks), strict=True):
+            match error:
+                case ObjectMissing():
                     verdicts[claim.envelope] = "missing"
-                else:
+                case HistoryError():
+                    verdicts[claim.envelope] = "corrupt"
+                case StoreError() if self._failing.alone(claim.envelope):
+                    verdicts[claim.envelope] = "missing"
+                case StoreError():
                     failure = error
         return verdicts, failure
+
+    def _look_at(self, claim: Claim, base: int) -> StoreError | HistoryError | None:
+        try:
+            self._cache.put(claim.payload.sha256, self.payload(claim, base))
+        except (StoreError, HistoryError) as error:
+            return error
+        return None
 
     def largest(self, content: SealContent, base: int, error: NonFinite) -> LeftOut:
         """Who is left out of a round whose result is not finite: the largest delta, ties by learner id."""
@@ -134,30 +142,34 @@ class RoundComputer:
         """
         run, fragment, base = self._context.run, self._fragment, before.head
         state = self._load_state(before)
-        contributions = [self._load_contribution(claim, base) for claim in content.claims]
+        loads = [partial(self._load_contribution, claim, base) for claim in content.claims]
+        contributions = list(self._services.transfers.each(loads))
         self._services.reach("close.inputs_fetched")
         result = self._aggregator.close_round(state, contributions)
-        objects: list[tuple[str, bytes]] = []
-
-        def packed(key_of: _KeyOf, tensors: Mapping[str, TensorBytes]) -> ObjectRef:
-            data = pack(tensors)
-            sha256 = hashlib.sha256(data).digest()
+        made: list[tuple[_KeyOf, Buffer]] = [
+            (anchor_key, packed(result.state.theta)),
+            (outer_key, packed(result.state.outer)),
+        ]
+        if result.update is not None:
+            made.append((update_key, packed(result.update)))
+        hashes = self._services.transfers.each([partial(sha256_of, data) for _, data in made])
+        refs, objects = [], []
+        for (key_of, data), sha256 in zip(made, hashes, strict=True):
+            refs.append(ObjectRef(sha256=sha256, size=len(data)))
             objects.append((key_of(run, fragment, base, sha256), data))
-            return ObjectRef(sha256=sha256, size=len(data))
-
         record = round_record(
             manifest=self._context.plan.manifest,
             manifest_sha256=self._context.plan.manifest_sha256,
             seal=content,
             previous=before.head_sha256,
             result=result,
-            anchor=packed(anchor_key, result.state.theta),
-            outer=packed(outer_key, result.state.outer),
-            update=packed(update_key, result.update) if result.update is not None else None,
+            anchor=refs[0],
+            outer=refs[1],
+            update=refs[2] if result.update is not None else None,
         )
         return ClosedRound(record, result.state, objects)
 
-    def payload(self, claim: Claim, base: int) -> bytes:
+    def payload(self, claim: Claim, base: int) -> Buffer:
         """The claim's payload, verified by its hash. Raises ObjectMissing, HistoryError."""
         data = self._cache.get(claim.payload.sha256)
         if data is None:
@@ -194,19 +206,22 @@ class RoundComputer:
                     hint="rebuild it from the bucket: deltapost ledger rebuild",
                 )
             base = record.base
-            anchor = self._get_object(anchor_key(run, fragment, base, record.anchor.sha256), record.anchor)
-            outer = self._get_object(outer_key(run, fragment, base, record.outer.sha256), record.outer)
+            wanted = [
+                (anchor_key(run, fragment, base, record.anchor.sha256), record.anchor),
+                (outer_key(run, fragment, base, record.outer.sha256), record.outer),
+            ]
+            anchor, outer = self._services.transfers.each([partial(self._get_object, *one) for one in wanted])
             state = FragmentState(version=before.head, theta=unpack(anchor), outer=unpack(outer))
         self._state = (before.head_sha256, state)
         return state
 
-    def _get_object(self, key: str, ref: ObjectRef) -> bytes:
+    def _get_object(self, key: str, ref: ObjectRef) -> Buffer:
         """The object's bytes, verified against the reference. Raises ObjectMissing, HistoryError."""
-        blob = self._services.store.get(key, length=ref.size + 1)
-        if blob.size != ref.size or hashlib.sha256(blob.data).digest() != ref.sha256:
+        found = self._services.transfers.fetch(key, ref)
+        if found.data is None:
             raise HistoryError(
                 f"the object {key!r} no longer has the bytes its record names "
-                f"({blob.size} bytes, expected {ref.size})",
+                f"({found.size} bytes, expected {ref.size})",
                 hint="restore the object from a copy of the bucket",
             )
-        return blob.data
+        return found.data

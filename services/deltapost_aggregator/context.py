@@ -22,6 +22,8 @@ from deltapost.streams import MessageLog
 from deltapost_aggregator.cache import PayloadMemory
 from deltapost_aggregator.keyring import Keyring
 from deltapost_aggregator.settings import AggregatorSettings
+from deltapost_aggregator.spool import Spool
+from deltapost_aggregator.transfers import Transfers
 
 
 class Health:
@@ -94,11 +96,17 @@ class Services:
     sleep: Callable[[float], None] = time.sleep
     #: Held while an entry is read that may kill the process (see `caution`).
     suspect_read: threading.Lock = field(default_factory=threading.Lock)
+    spool: Spool = field(default_factory=Spool)
 
     @cached_property
     def payloads(self) -> PayloadMemory:
         """The payloads that this process keeps between intake and close."""
         return PayloadMemory(self.settings.payload_cache_bytes)
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """What fetches and writes this process's objects."""
+        return Transfers(self.store, self.spool, self.settings.transfer_threads)
 
 
 class RunContext:

@@ -1,4 +1,4 @@
-"""Payloads: fetched once, checked against their envelope, and kept in memory until their round is closed.
+"""Payloads: fetched and hashed once, several at a time, and kept in the spool until their round is closed.
 
 What the store answers is a verdict only where it is definite: no object, twice, a second apart; or one object
 that fails for a minute while another is served. A store that does not answer at all is no verdict.
@@ -6,7 +6,6 @@ that fails for a minute while another is served. A store that does not answer at
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,13 @@ from deltapost.limits import (
     REDECIDE_SECONDS,
 )
 from deltapost.serialization.messages import ContributionMessage, SignedMessage
-from deltapost.serialization.names import delta_key
+from deltapost.serialization.tensor import Buffer
 from deltapost.serialization.verdicts import Verdict
-from deltapost.stores import Blob
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.failing import FailingObjects
+from deltapost_aggregator.fetching import FetchedAhead, payload_key
+from deltapost_aggregator.transfers import Fetched
 
 #: Envelopes whose times are remembered; the oldest are forgotten first, which only costs a second look.
 MAX_REMEMBERED = 4_096
@@ -80,6 +80,7 @@ class PayloadChecks:
         self._cache = cache
         self._batch: Sequence[SignedMessage] = ()
         self._needed: Callable[[SignedMessage], bool] = lambda _signed: False
+        self._ahead = FetchedAhead(context.services.transfers, context.services.settings.transfer_threads)
         self._absent_since = _Times()
         self._failing = FailingObjects(context.services.store, context.run, context.services.monotonic)
         self._gave_up = _Times()
@@ -89,6 +90,7 @@ class PayloadChecks:
         """The envelopes of the next batch; `needed` tells of one whether its payload will be fetched."""
         self._batch = batch
         self._needed = needed
+        self._ahead.begin(signed for signed in batch if needed(signed))
 
     def may_redecide(self, envelope: bytes) -> bool:
         """Whether a `missing` or `corrupt` was decided long enough ago to look again.
@@ -112,7 +114,7 @@ class PayloadChecks:
         assert isinstance(message, ContributionMessage)
         payload = message.payload
         try:
-            blob = self._fetch(signed, message)
+            found = self._fetch(signed, message)
         except ObjectMissing:
             self._note_decided(signed.sha256)
             return "missing", "no object under the payload's key, asked twice"
@@ -127,15 +129,15 @@ class PayloadChecks:
                 f"unreadable for {FAILING_OBJECT_SECONDS:.0f} s while others were served: {error}",
             )
         self._failing.forget(signed.sha256)
-        if blob.size != payload.size:
+        if found.size != payload.size:
             self._note_decided(signed.sha256)
-            return "corrupt", f"{blob.size} bytes in the bucket, {payload.size} announced"
-        if hashlib.sha256(blob.data).digest() != payload.sha256:
+            return "corrupt", f"{found.size} bytes in the bucket, {payload.size} announced"
+        if found.data is None:
             self._note_decided(signed.sha256)
             return "corrupt", "the bytes in the bucket have another SHA-256 than announced"
-        return self._check_bytes(payload.sha256, blob.data)
+        return self._check_bytes(payload.sha256, found.data)
 
-    def _check_bytes(self, sha256: bytes, data: bytes) -> tuple[Verdict, str]:
+    def _check_bytes(self, sha256: bytes, data: Buffer) -> tuple[Verdict, str]:
         plan = self._context.plan
         try:
             entries = check_payload(data, self._specs, plan.delta_codec)
@@ -152,12 +154,10 @@ class PayloadChecks:
         self._cache.put(sha256, data)
         return "accepted", ""
 
-    def _fetch(self, signed: SignedMessage, message: ContributionMessage) -> Blob:
+    def _fetch(self, signed: SignedMessage, message: ContributionMessage) -> Fetched:
         """The object, or ObjectMissing after two definite answers MISSING_RECHECK_SECONDS apart."""
-        key = _key(message)
-        length = message.payload.size + 1
         try:
-            return self._services.store.get(key, length=length)
+            return self._ahead.take(signed)
         except ObjectMissing:
             now = self._services.monotonic()
             since = self._absent_since.first(signed.sha256, now)
@@ -167,9 +167,9 @@ class PayloadChecks:
                 raise
             self._look_at_the_rest(signed)
             self._services.sleep(MISSING_RECHECK_SECONDS)
-        blob = self._services.store.get(key, length=length)
+        found = self._services.transfers.fetch(payload_key(message), message.payload)
         self._absent_since.forget(signed.sha256)
-        return blob
+        return found
 
     def _look_at_the_rest(self, missing: SignedMessage) -> None:
         """First looks for the batch's other payloads, so that one wait serves them all."""
@@ -180,7 +180,7 @@ class PayloadChecks:
             if not self._needed(signed):
                 continue
             try:
-                self._services.store.head(_key(message))
+                self._services.store.head(payload_key(message))
             except ObjectMissing:
                 self._absent_since.first(signed.sha256, self._services.monotonic())
             except StoreError:
@@ -202,7 +202,3 @@ class PayloadChecks:
         self._failing.forget(signed.sha256)
         self._gave_up.note(learner, now)
         return True
-
-
-def _key(message: ContributionMessage) -> str:
-    return delta_key(message.run, message.learner, message.fragment, message.version, message.payload.sha256)

@@ -34,6 +34,7 @@ from deltapost_aggregator.housekeeping import Housekeeping
 from deltapost_aggregator.members import MembersReader
 from deltapost_aggregator.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Doorbell, Mail, Next, Pool
 from deltapost_aggregator.settings import AggregatorSettings
+from deltapost_aggregator.spool import Spool
 
 logger = events(__name__)
 
@@ -165,12 +166,14 @@ def open_services(settings: AggregatorSettings) -> Services:
     """Opens everything the settings name. Raises ConfigurationError, WrongRevision, LedgerUnavailable."""
     ledger = open_ledger(reveal(settings.ledger_url))
     ledger.check_revision()
+    spool = Spool(settings.spool_directory)
     return Services(
         settings=settings,
         store=open_store(settings.store),
         log=open_log(reveal(settings.redis_url)),
         ledger=ledger,
         key=SigningKey.load(settings.signing_key_file),
-        backend=NativeBackend(),
+        backend=NativeBackend(buffers=spool.buffers, window_bytes=settings.window_bytes),
         reach=fail_from_environment(os.environ),
+        spool=spool,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from typing import Annotated
@@ -15,6 +16,8 @@ from deltapost.limits import (
     GARBAGE_SECONDS,
     LEARNER_LEASE_SECONDS,
     LEASE_SECONDS,
+    TRANSFER_THREADS,
+    WINDOW_BYTES,
     WORKER_THREADS,
 )
 from deltapost.serialization.names import ID_PATTERN
@@ -69,15 +72,28 @@ class AggregatorSettings(UpkeepSettings):
     lease_seconds: Annotated[float, Field(gt=0, le=3600)] = LEASE_SECONDS
     #: Seconds a learner stays live after its last message.
     learner_lease_seconds: Annotated[float, Field(gt=0, le=86_400)] = LEARNER_LEASE_SECONDS
-    #: Threads that serve the fragments. Each closes one round at a time, which bounds the memory that takes.
+    #: Threads that serve the fragments: each closes one round at a time.
     worker_threads: Annotated[int, Field(ge=1, le=64)] = WORKER_THREADS
-    #: Bytes of payloads that this process keeps in memory between intake and close.
-    payload_cache_bytes: Annotated[int, Field(ge=0)] = 1024**3
+    #: Where payloads and states lie that are larger than a megabyte; empty: the system's directory for such.
+    spool_directory: str = ""
+    #: Bytes of payloads that this process keeps in the spool between intake and close.
+    payload_cache_bytes: Annotated[int, Field(ge=0)] = 8 * 1024**3
+    #: Bytes of a round's spooled inputs and results that are in memory at once, for each of the threads.
+    window_bytes: Annotated[int, Field(ge=1024**2)] = WINDOW_BYTES
+    #: Objects fetched and written side by side; 1: one after the other.
+    transfer_threads: Annotated[int, Field(ge=1, le=256)] = TRANSFER_THREADS
     #: Seconds between two passes of garbage collection over a run's newest objects.
     garbage_seconds: Annotated[float, Field(gt=0)] = GARBAGE_SECONDS
     #: Where `/healthz` and `/readyz` answer; port 0 turns them off.
     aggregator_health_host: str = "127.0.0.1"
     aggregator_health_port: Annotated[int, Field(ge=0, le=65535)] = 8801
+
+    @field_validator("spool_directory")
+    @classmethod
+    def _writable(cls, value: str) -> str:
+        if value and not os.path.isdir(value):
+            raise ValueError(f"{value!r:.200} is no directory")
+        return value
 
     @field_validator("serve_runs")
     @classmethod

@@ -18,6 +18,7 @@
     │   │   └── NotReadable         not there, or not allowed: without the right to list, nobody can tell
     │   └── StoreUnavailable        time-out, 5xx, refused connection: retry   [retryable]
     ├── StateUnavailable            the learner's own disk is full or fails        [retryable]
+    ├── SpoolUnavailable            the aggregator's own disk is full or fails     [retryable]
     ├── StreamError                 Redis streams
     │   ├── StreamDenied            refused by the server's ACL, or wrong credentials
     │   └── StreamUnavailable       not reachable, loading, out of memory      [retryable]
@@ -60,6 +61,7 @@ __all__ = [
     "RunMismatch",
     "SchemaMismatch",
     "SignatureRefused",
+    "SpoolUnavailable",
     "StateUnavailable",
     "StoreError",
     "StoreUnavailable",
@@ -192,6 +194,13 @@ class StateUnavailable(DeltapostError):
     """The learner's state directory cannot be read or written."""
 
     code = "state_unavailable"
+    retryable = True
+
+
+class SpoolUnavailable(DeltapostError):
+    """The aggregator's spool directory has no room, or cannot be written."""
+
+    code = "spool_unavailable"
     retryable = True
 
 

@@ -95,6 +95,12 @@ WORKER_THREADS: Final = 4
 #: Bytes of a round's mapped inputs and outputs that a close looks at at once: more makes it no faster.
 WINDOW_BYTES: Final = 32 * 1024 * 1024
 
+#: Bytes of an aggregator's spool that are kept for later rounds: new files cost as much as the arithmetic.
+RECYCLED_BYTES: Final = 2 * 1024**3
+
+#: Objects that an aggregator fetches and writes side by side.
+TRANSFER_THREADS: Final = 8
+
 #: Seconds a fragment may be in one step, or ready for it, and keep its lease: 5 GiB up and back at 20 MB/s.
 MAX_TURN_SECONDS: Final = 600.0
 

@@ -14,8 +14,8 @@ MUTANTS = (
         3,
         "an object in a bucket is written once",
         _S3,
-        'put_object(**target, Body=data, Metadata=metadata, IfNoneMatch="*")',
-        "put_object(**target, Body=data, Metadata=metadata)",
+        'put_object(**target, Body=body, Metadata=metadata, IfNoneMatch="*")',
+        "put_object(**target, Body=body, Metadata=metadata)",
         "tests/stores/test_conformance.py",
     ),
     Mutant(

@@ -38,6 +38,7 @@ def start_aggregator(world: World, process: Process, name: str) -> None:
             aggregator_name=name,
             poll_seconds=POLL_SECONDS,
             payload_cache_bytes=world.scenario.cache_bytes,
+            transfer_threads=1,
             garbage_seconds=world.scenario.garbage_seconds or 1.0,
             retain=world.scenario.retain,
         ),
