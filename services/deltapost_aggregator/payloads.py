@@ -129,11 +129,10 @@ class PayloadChecks:
                 f"unreadable for {FAILING_OBJECT_SECONDS:.0f} s while others were served: {error}",
             )
         self._failing.forget(signed.sha256)
-        if found.size != payload.size:
-            self._note_decided(signed.sha256)
-            return "corrupt", f"{found.size} bytes in the bucket, {payload.size} announced"
         if found.data is None:
             self._note_decided(signed.sha256)
+            if found.size != payload.size:
+                return "corrupt", f"{found.size} bytes in the bucket, {payload.size} announced"
             return "corrupt", "the bytes in the bucket have another SHA-256 than announced"
         return self._check_bytes(payload.sha256, found.data)
 
