@@ -15,7 +15,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -53,12 +53,26 @@ def behind(addresses: Iterable[int]) -> list[mmap.mmap]:
     return list(found.values())
 
 
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a view that has some begin."""
+    address: int = np.frombuffer(view, np.uint8).ctypes.data
+    return address
+
+
 def release(maps: Iterable[mmap.mmap]) -> None:
     """Lets go of their pages: they are no memory of this process until somebody looks at them again."""
     if hasattr(mmap, "MADV_DONTNEED"):
         for one in maps:
             with contextlib.suppress(ValueError):  # closed meanwhile
                 one.madvise(mmap.MADV_DONTNEED)
+
+
+def slices(array: np.ndarray[Any, Any], size: int) -> Iterator[np.ndarray[Any, Any]]:
+    """A flat array in order, `size` elements at a time; of a mapped one no more than that stays in memory."""
+    maps = behind([array.ctypes.data]) if array.size else []
+    for begin in range(0, array.size, size):
+        yield array[begin : begin + size]
+        release(maps)
 
 
 def _nameless(directory: str | os.PathLike[str]) -> int:

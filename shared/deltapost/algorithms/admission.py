@@ -11,6 +11,7 @@ from math import isfinite, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Literal
 
+from deltapost.adapters.native_sweeps import native_sweeps
 from deltapost.codecs import Codec
 from deltapost.serialization.payload import unpack_expected
 from deltapost.serialization.schema import ParameterSpec
@@ -58,7 +59,11 @@ def delta_norm(
 ) -> float:
     """The norm of a checked delta over its fragment, as the round will record it."""
     ordered = sorted(specs, key=lambda spec: spec.name)
-    squares = [codec.decode(spec, entries, backend).squared_norm() for spec in ordered]
+    sweeps = native_sweeps(backend, ordered, {}, {}, [entries], None)
+    if sweeps is not None:
+        squares = [of_tensor[0] for of_tensor in sweeps.squares()]
+    else:
+        squares = [codec.decode(spec, entries, backend).squared_norm() for spec in ordered]
     return sqrt(reduce(add, squares, 0.0))
 
 

@@ -13,7 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from deltapost.adapters import Backend, Value, floats
+from deltapost.adapters import Backend, Value
+from deltapost.adapters.mapped import slices
 from deltapost.adapters.microscaling import E8M0_ONE, F4_BLOCK, F8_VALUES, padded
 from deltapost.errors import InvalidTensor, MalformedPayload, NonFinite
 from deltapost.serialization.schema import SCALE_SUFFIX, ParameterSpec
@@ -25,6 +26,8 @@ DENSE_DTYPES: Final[tuple[DenseDType, ...]] = ("F32", "F16", "BF16", "F8_E4M3", 
 #: E8M0 bytes an F4 payload may hold: with them, no product underflows float32 or overflows it.
 _E8M0_ALLOWED: Final = (1, 252)
 _E8M0_NAN: Final = 255
+#: Elements that are checked at a time.
+_AT_ONCE: Final = 1024 * 1024
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -80,13 +83,10 @@ class DenseCodec:
 
 def _check_floats(tensor: TensorBytes) -> None:
     """Raises NonFinite for a NaN or an infinity in F32, F16 or BF16 bytes."""
-    if tensor.dtype == "F32":
-        all_finite = floats.finite(floats.widen(tensor))
-    else:
-        exponent = np.uint16(0x7C00 if tensor.dtype == "F16" else 0x7F80)
-        bits = np.frombuffer(tensor.data, "<u2")
-        all_finite = not bool(((bits & exponent) == exponent).any())
-    if not all_finite:
+    mask = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}[tensor.dtype]
+    bits = np.frombuffer(tensor.data, "<u4" if tensor.dtype == "F32" else "<u2")
+    exponent = bits.dtype.type(mask)
+    if any(((some & exponent) == exponent).any() for some in slices(bits, _AT_ONCE)):
         raise NonFinite("the values hold a NaN or an infinity")
 
 
@@ -99,7 +99,7 @@ def _check_f8(data: TensorBytes, scale: TensorBytes) -> None:
     if negative or mantissa or not field:
         raise MalformedPayload(f"the scale's bits are 0x{bits:08x}, not those of a positive power of two")
     codes = np.frombuffer(data.data, np.uint8)
-    largest = F8_VALUES[(codes & 0x7F).max(initial=0)].item()
+    largest = F8_VALUES[max(((some & 0x7F).max() for some in slices(codes, _AT_ONCE)), default=0)].item()
     if not isfinite(largest):
         raise NonFinite("the codes hold a NaN")
     if largest * 2.0 ** (field - 127) > _FLOAT32_MAX:

@@ -6,9 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
-from deltapost.adapters.mapped import behind, release
+from deltapost.adapters.mapped import address_of, behind, release
 from deltapost.stores import ObjectInfo, ObjectStore
 
 Sink: TypeAlias = Callable[[bytes], object]
@@ -88,4 +86,4 @@ class Body(io.RawIOBase):
 
 
 def _maps(view: memoryview) -> list[Any]:
-    return behind([np.frombuffer(view, np.uint8).ctypes.data]) if len(view) else []
+    return behind([address_of(view)]) if len(view) else []
