@@ -91,6 +91,7 @@ def check_torch(cases: Sequence[Case], threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow  # it installs numpy for each
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("version", OTHERS)
 def test_every_other_python_of_this_machine_has_the_same_bytes(version: str) -> None:
