@@ -122,6 +122,8 @@ class RunContext:
         self.keys = Keyring(services, plan)
         self._first_versions: dict[str, int] = {}
         self._members_known = False
+        #: Who is live, with the keys by which that was found; None once it may be another.
+        self._live: tuple[tuple[int, int], frozenset[str]] | None = None
         self._changes = 0
         #: Set once the run's end marker is in the bucket: its threads stop.
         self.finished = False
@@ -143,6 +145,7 @@ class RunContext:
         `listened`: seconds since the read before. `whole`: nothing was left to read, so who is live is known.
         """
         with self._lock:
+            self._live = None
             before = self._liveness.live() if self._members_known else None
             self._liveness.listened(listened)
             counted = [message for message in messages if self._liveness.observe(message)]
@@ -155,15 +158,22 @@ class RunContext:
     def members_unknown(self) -> None:
         """The members stream cannot be read: nobody expires, and nobody is known to be all there is."""
         with self._lock:
-            self._members_known = False
+            self._members_known, self._live = False, None
 
     def live(self) -> frozenset[str] | None:
         """The live learners that have a key still; None while that is not known."""
+        keys = self.keys.seen
         with self._lock:
+            if self._live is not None and self._live[0] == keys:
+                return self._live[1]
             live = self._liveness.live() if self._members_known else None
             if not live and not self._liveness.listened_a_lease:
                 live = None  # after a start nobody may have spoken yet: that nobody is there takes a lease
-        return None if live is None else frozenset(name for name in live if not self.keys.revoked(name))
+            if live is None:
+                return None
+            live = frozenset(name for name in live if not self.keys.revoked(name))
+            self._live = (keys, live)
+            return live
 
     def passed(self, fragment: int, version: int) -> frozenset[str]:
         with self._lock:
@@ -172,6 +182,8 @@ class RunContext:
     def contributed(self, learner: str) -> None:
         with self._lock:
             self._liveness.contributed(learner)
+            if self._live is not None and learner not in self._live[1]:
+                self._live = None  # it may be live again; one that is live stays so
 
     def counts(self, learner: str, head: int) -> bool:
         """Whether the learner counts for the quorum of the round with this base: not while it is new.

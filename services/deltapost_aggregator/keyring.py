@@ -137,6 +137,12 @@ class Keyring:
         self._too_many_listed = len(found) > MAX_IDS_LISTED
         return frozenset() if self._too_many_listed else frozenset(unknown - found)
 
+    @property
+    def seen(self) -> tuple[int, int]:
+        """What `revoked` answers by: it grows when that may change."""
+        with self._lock:
+            return self._history.number, self._highest_head
+
     def revoked(self, learner: str) -> bool:
         """Whether nobody speaks for the learner any more, at the highest head that `look` saw."""
         with self._lock:

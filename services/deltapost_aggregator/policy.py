@@ -82,6 +82,11 @@ class SealPolicy:
         return self._readiness(view, newcomers, since_quorum, live - held) if held else found
 
     def full(self, view: OpenRound, _position: str, /) -> bool:
+        # Asked after every entry: what mostly says no is cheap, however many learners there are.
+        if len(view.slots) < self._context.plan.config.quorum_size:
+            return False
+        if self._grace_seconds() > 0 and self._awaits_somebody(view):
+            return False
         ready = self._readiness(view, self._newcomers(view), 0.0, self._context.live())
         return isinstance(ready, Ready) and not ready.degraded
 
@@ -94,6 +99,12 @@ class SealPolicy:
 
     def committed(self, step_seconds: float, stages: Stages) -> None:
         self._times = self._times.observed(step=step_seconds, quorum=stages.quorum, sync=stages.sync)
+
+    def _awaits_somebody(self, view: OpenRound) -> bool:
+        """Whether a live learner has neither contributed nor passed, or it is not known who is live."""
+        live = self._context.live()
+        missing = None if live is None else live - view.slots.keys()
+        return missing is None or bool(missing and missing - self._context.passed(self._fragment, view.head))
 
     def _newcomers(self, view: OpenRound) -> set[str]:
         return {learner for learner in view.slots if not self._context.counts(learner, view.head)}
