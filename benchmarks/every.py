@@ -1,6 +1,6 @@
 """`make bench`: the benchmarks whose rows stand in README's table, one after the other.
 
-    python benchmarks/every.py [--record] [ARGS of each]
+    python benchmarks/every.py [--samples N] [--threads N] [--scale PART] [--record]
 
 Each runs as its own target runs it, with the same arguments. Fails where one broke down; a target that is
 missed is said in its table and fails nothing.
