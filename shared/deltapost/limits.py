@@ -43,6 +43,11 @@ MAX_ELEMENTS: Final = 2**48
 #: Fragments of a run; each is a stream, a chain of records and a lease.
 MAX_FRAGMENTS: Final = 1_024
 
+#: Versions from one checkpoint of a fragment to the next. A new owner closes up to so many rounds again, and
+#: a learner that joins reads so many updates. At this many, a round's share of a checkpoint (12 bytes a
+#: parameter / 256) is a tenth of the smallest update (F4, 0.53 bytes): more would save nothing.
+MAX_CHECKPOINT_EVERY: Final = 256
+
 #: Characters of a run or learner id: the pattern is `[a-z0-9-]{1,64}`.
 MAX_ID_LENGTH: Final = 64
 

@@ -31,6 +31,7 @@ def settings(draw: st.DrawFn) -> DiLoCo:
     in_flight = draw(st.integers(1, 5))
     fragments = draw(st.integers(in_flight, 9))
     quorum = draw(st.integers(1, 100))
+    commit = draw(optional(st.sampled_from(["BF16", "F4"])))
     return DiLoCo(
         sync_every=draw(st.integers(fragments, 1000)),
         fragments=fragments,
@@ -39,7 +40,8 @@ def settings(draw: st.DrawFn) -> DiLoCo:
         outer_momentum=draw(st.floats(0, 1)),
         merge=draw(merges()),
         delta_dtype=draw(st.sampled_from(["F32", "F4", "F8_E4M3"])),
-        commit_dtype=draw(optional(st.sampled_from(["BF16", "F4"]))),
+        commit_dtype=commit,
+        checkpoint_every=draw(st.integers(1, 256)) if commit else 1,
         overlap_steps=draw(optional(st.integers(0, 50))),
         quorum_size=quorum,
         min_quorum=draw(st.integers(1, quorum)),
@@ -109,6 +111,9 @@ def test_a_missing_field_is_refused_by_name() -> None:
         ({"overlap_steps": -1}, "overlap_steps"),
         ({"delta_dtype": "F5"}, "F32, F16, BF16, F8_E4M3, F4"),
         ({"commit_dtype": "int8"}, "no codec 'int8'"),
+        ({"commit_dtype": "F4", "checkpoint_every": 0}, "checkpoint_every=0 is not an integer from 1 to 256"),
+        ({"commit_dtype": "F4", "checkpoint_every": 257}, "checkpoint_every=257"),
+        ({"checkpoint_every": 2}, "checkpoint_every=2 without a commit_dtype"),
         ({"merge": Rda}, "merge is type.*Rda, WeightedMean, NormClipped, TrimmedMean, Median"),
         ({"max_delta_norm": 0}, "max_delta_norm"),
         ({"max_steps": 10**9}, "max_steps"),

@@ -227,6 +227,7 @@ def record_sha256(
         seal=seal,
         previous=previous,
         result=result,
+        checkpoint=True,
         anchor=anchor,
         outer=outer,
         update=update if objects[2] else None,

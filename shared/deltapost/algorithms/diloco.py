@@ -27,7 +27,13 @@ from deltapost.algorithms.rules import (
     merge_to_fields,
 )
 from deltapost.errors import ConfigurationError
-from deltapost.limits import MAX_COUNTER, MAX_FRAGMENTS, MAX_STEPS, MAX_TOKENS_PER_STEP
+from deltapost.limits import (
+    MAX_CHECKPOINT_EVERY,
+    MAX_COUNTER,
+    MAX_FRAGMENTS,
+    MAX_STEPS,
+    MAX_TOKENS_PER_STEP,
+)
 from deltapost.serialization.schema import Schema
 
 __all__ = [
@@ -71,6 +77,9 @@ class DiLoCo:
     delta_dtype: str = "F32"
     #: The codec of the update that commits carry; None publishes the anchor whole.
     commit_dtype: str | None = None
+    #: Anchor and outer state are uploaded every so many versions, updates alone between; above 1 it needs a
+    #: `commit_dtype`. Fewer bytes a round, more to fetch for joining and more to compute for a new owner.
+    checkpoint_every: int = 1
     #: Steps after a publication before a learner waits for its commit; 0 at once, None never.
     overlap_steps: int | None = None
     #: Accepted contributions with which a round is ready, and with which a degraded one may close.
@@ -99,6 +108,11 @@ class DiLoCo:
         codecs.get(self.delta_dtype)
         if self.commit_dtype is not None:
             codecs.get(self.commit_dtype)
+        elif self.checkpoint_every > 1:
+            raise ConfigurationError(
+                f"checkpoint_every={self.checkpoint_every} without a commit_dtype",
+                hint="between checkpoints only updates are published: name their codec, or checkpoint always",
+            )
         if not 1 <= self.in_flight <= self.fragments <= self.sync_every:
             raise ConfigurationError(
                 f"in_flight={self.in_flight}, fragments={self.fragments}, sync_every={self.sync_every}",
@@ -206,6 +220,7 @@ _INTEGERS: Final[dict[str, tuple[int, int, bool]]] = {
     "fragments": (1, MAX_FRAGMENTS, False),
     "in_flight": (1, MAX_FRAGMENTS, False),
     "overlap_steps": (0, MAX_COUNTER, True),
+    "checkpoint_every": (1, MAX_CHECKPOINT_EVERY, False),
     "quorum_size": (1, MAX_COUNTER, False),
     "min_quorum": (1, MAX_COUNTER, False),
     "max_steps": (1, MAX_STEPS, False),

@@ -148,7 +148,11 @@ _MERGE_FIELDS: Final = ("weight", "norm", "cosine")
 
 
 class Record(Document):
-    """The facts of a round. `version` is the one it produced; `previous` hashes the record before it."""
+    """The facts of a round. `version` is the one it produced; `previous` hashes the record before it.
+
+    Anchor and outer state are named always; `checkpoint` says whether they are in the bucket. Where they are
+    not, they follow from the newest checkpoint before and what was sealed since.
+    """
 
     format: Literal[1] = FORMAT
     arithmetic: Annotated[int, Field(ge=1)]
@@ -164,6 +168,7 @@ class Record(Document):
     answers: Annotated[tuple[Answer, ...], FIRST_ERROR]
     unverified: Annotated[dict[UnverifiedReason, Counts], BeforeValidator(few)]
     over_quota: dict[Id, Counts]
+    checkpoint: bool
     anchor: ObjectRef
     outer: ObjectRef
     update: ObjectRef | None
