@@ -13,6 +13,7 @@ _ATTESTING = f"{AGGREGATOR}/attesting.py"
 _INTAKE = f"{AGGREGATOR}/intake.py"
 _COURIER = f"{LIBRARY}/learner/courier.py"
 _FOLLOWING = f"{LIBRARY}/learner/following.py"
+_ANCHORS = f"{LIBRARY}/learner/anchors.py"
 
 MUTANTS = (
     Mutant(
@@ -225,7 +226,7 @@ MUTANTS = (
     Mutant(
         8,
         "learners refuse a record that does not follow the one seen",
-        _FOLLOWING,
+        _ANCHORS,
         "if record.previous != previous:",
         "if False:",
         "tests/learner/test_history.py"

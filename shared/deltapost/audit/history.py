@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from deltapost.algorithms.checkpoints import check_checkpoint
+from deltapost.algorithms.diloco import DiLoCo
 from deltapost.errors import (
     ConfigurationError,
     ForkedHistory,
@@ -67,6 +69,7 @@ class BucketHistory:
         self.store = store
         self.manifest = manifest
         self.manifest_sha256 = manifest.sha256
+        self.checkpoint_every = DiLoCo.from_fields(manifest.algorithm).checkpoint_every
         #: The run's key; None while no aggregator has served it: nothing can be attested then.
         self.aggregator_key = aggregator_key
 
@@ -164,8 +167,17 @@ class BucketHistory:
             (released.run, released.manifest, key) != expected
             or not isinstance(found, Attested)
             or found.sha256 != released.record
+            or not found.record.checkpoint
         ):
             raise HistoryError(f"the object {key!r} lets go of a history that is not this run's")
+
+    def ended(self, fragment: int, version: int) -> bool:
+        """Whether the slot of this version holds the fragment's end."""
+        key = record_key(self.run, fragment, version)
+        try:
+            return isinstance(read_slot(self.store.get(key, length=MAX_DOCUMENT_BYTES + 1).data), FragmentEnd)
+        except ObjectMissing:
+            return False
 
     def read(self, fragment: int, version: int) -> Attested | Unattested | None:
         """The record of this version with its attestation; None: definitely no record, or the fragment's end.
@@ -186,6 +198,7 @@ class BucketHistory:
         expected = (self.run, self.manifest_sha256, fragment, version)
         if (record.run, record.manifest, record.fragment, record.version) != expected:
             raise ForkedHistory(f"the object {key!r} is the record of another run, fragment or version")
+        check_checkpoint(record, self.checkpoint_every)
         return self._attested(record)
 
     def _attested(self, record: Record) -> Attested | Unattested:
@@ -217,14 +230,15 @@ class BucketHistory:
 
 
 def objects_of(record: Record) -> frozenset[str]:
-    """The keys of everything that the record names: its inputs and what it made."""
+    """The keys of everything that the record says is there: its inputs and what it made of them."""
     run, fragment, base = record.run, record.fragment, record.base
     keys = {
         delta_key(run, participant.learner, fragment, base, participant.payload.sha256)
         for participant in record.participants
     }
-    keys.add(anchor_key(run, fragment, base, record.anchor.sha256))
-    keys.add(outer_key(run, fragment, base, record.outer.sha256))
+    if record.checkpoint:
+        keys.add(anchor_key(run, fragment, base, record.anchor.sha256))
+        keys.add(outer_key(run, fragment, base, record.outer.sha256))
     if record.update is not None:
         keys.add(update_key(run, fragment, base, record.update.sha256))
     return frozenset(keys)

@@ -31,6 +31,7 @@ from typing import Final
 
 from sqlalchemy import select
 
+from deltapost.algorithms.checkpoints import checkpoint_of
 from deltapost.audit.history import Attested, BucketHistory, Unattested
 from deltapost.errors import HistoryError, LeaseLost, MalformedMessage, ObjectMissing, SignatureRefused
 from deltapost.events import events
@@ -40,7 +41,7 @@ from deltapost.ledger.leases import Lease
 from deltapost.ledger.tables import FragmentRow
 from deltapost.limits import LEASE_SECONDS
 from deltapost.serialization.documents import ObjectRef
-from deltapost.serialization.names import anchor_key, outer_key, record_key
+from deltapost.serialization.names import anchor_key, delta_key, outer_key, record_key
 from deltapost.serialization.records import Record
 from deltapost.stores import ObjectStore
 from deltapost.stores.registry import entries_after
@@ -266,14 +267,22 @@ class _Rebuild:
         self._renew_at = time.monotonic() + LEASE_SECONDS / 3
 
     def _check_newest(self) -> None:
-        """The state that the next round starts from is there. Raises HistoryError."""
+        """What the next round starts from is there: the last checkpoint, the payloads since. HistoryError."""
+        run = self._history.run
         for fragment in self._walks:
-            standing = runs.standing(self._ledger, self._history.run, fragment)
-            record = rounds.record_of(self._ledger, self._history.run, fragment, standing.head)
-            if record is not None:
-                run, base = self._history.run, record.base
-                self._check(anchor_key(run, fragment, base, record.anchor.sha256), record.anchor, record)
-                self._check(outer_key(run, fragment, base, record.outer.sha256), record.outer, record)
+            head = runs.standing(self._ledger, run, fragment).head
+            for version in range(checkpoint_of(head, self._history.checkpoint_every), head + 1):
+                record = rounds.record_of(self._ledger, run, fragment, version)
+                if record is None:  # version 0
+                    continue
+                base = record.base
+                if record.checkpoint:
+                    self._check(anchor_key(run, fragment, base, record.anchor.sha256), record.anchor, record)
+                    self._check(outer_key(run, fragment, base, record.outer.sha256), record.outer, record)
+                else:
+                    for one in record.participants:
+                        key = delta_key(run, one.learner, fragment, base, one.payload.sha256)
+                        self._check(key, one.payload, record)
 
     def _check(self, key: str, ref: ObjectRef, record: Record) -> None:
         try:
@@ -282,7 +291,7 @@ class _Rebuild:
             size = None
         if size != ref.size:
             raise HistoryError(
-                f"the object {key!r}, which the newest record of fragment {record.fragment} names, "
+                f"the object {key!r}, which record {record.version} of fragment {record.fragment} names, "
                 + ("is missing" if size is None else f"has {size} bytes, expected {ref.size}"),
                 hint="restore it from a copy of the bucket: the next round starts from it",
             )

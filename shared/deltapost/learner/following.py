@@ -1,7 +1,6 @@
 """Following commits: from a version in the bucket to a verified anchor, by records, never by trust.
 
-A record counts once the aggregators' attestation of it verifies. The anchor comes whole or, where that is
-fewer bytes, as the chain of updates since the anchor held; either way its SHA-256 must be the record's.
+A record counts once the aggregators' attestation of it verifies; `anchors` reads what it names.
 
 Nothing is listed. Without the right to list, a store refuses to read what is not there; so a refusal counts
 as "not there (yet)" where a version is only looked for, and is raised where one is known to be there. Wrong
@@ -11,28 +10,23 @@ credentials are raised everywhere.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from deltapost import codecs
 from deltapost.adapters import Backend
-from deltapost.algorithms.anchors import apply_update
+from deltapost.algorithms.checkpoints import check_checkpoint
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import ForkedHistory, HistoryError, NotReadable, ObjectMissing
 from deltapost.events import events
+from deltapost.learner.anchors import GONE, Anchors, check_link
 from deltapost.learner.history import History
 from deltapost.limits import MAX_DOCUMENT_BYTES
-from deltapost.serialization import TensorBytes, pack, unpack_expected
-from deltapost.serialization.documents import ObjectRef
+from deltapost.serialization import TensorBytes
 from deltapost.serialization.ends import FragmentEnd, read_slot
 from deltapost.serialization.names import (
-    anchor_key,
     attestation_key,
     end_key,
-    genesis_key,
     record_key,
-    update_key,
 )
 from deltapost.serialization.records import Attestation, Record
 from deltapost.stores import ObjectStore
@@ -46,9 +40,6 @@ LONGEST_WALK = 64
 #: Records between the one last seen and the newest that a learner which comes back reads, to check their
 #: chain: some ten seconds of small requests. After a longer absence the newest one's signature speaks alone.
 LONGEST_CHECK = 1_024
-
-#: What a store says of an object that retention let go; without LIST rights, 403.
-_GONE = (ObjectMissing, NotReadable)
 
 
 @dataclass(frozen=True)
@@ -84,13 +75,10 @@ class Follower:
         self._store = store
         self._plan = plan
         self._history = history
-        self._backend = backend
         self._pinned = plan.manifest.aggregator_key or aggregator_key
-        self._commit_codec = (
-            codecs.get(plan.config.commit_dtype) if plan.config.commit_dtype is not None else None
-        )
+        self._every = plan.config.checkpoint_every
         self._newest = [history.newest(fragment) for fragment in range(len(plan.fragments))]
-        self._anchors: dict[int, tuple[int, Mapping[str, TensorBytes]]] = {}
+        self._anchors = Anchors(store, plan, backend, self._known_record)
         #: Ends that were met, and the fragments whose end was verified.
         self._ends: dict[int, FragmentEnd] = {}
         self._ended: set[int] = set()
@@ -120,7 +108,7 @@ class Follower:
         if commit.records:
             self._newest[commit.fragment] = (commit.version, commit.records[-1].sha256)
             self._pinned = self._pinned or commit.attested_by
-        self._anchors[commit.fragment] = (commit.version, commit.anchor)
+        self._anchors.hold(commit.fragment, commit.version, commit.anchor)
         self.persist()
 
     def persist(self) -> None:
@@ -131,9 +119,8 @@ class Follower:
 
     def genesis(self, fragment: int) -> Commit:
         """Version 0."""
-        ref = self._plan.manifest.genesis[fragment]
-        data = self._verified(genesis_key(self._plan.run, fragment, ref.sha256), ref)
-        return Commit(fragment, 0, self._unpack_anchor(fragment, data), (), len(data))
+        anchor, bytes_read = self._anchors.genesis(fragment)
+        return Commit(fragment, 0, anchor, (), bytes_read)
 
     def catch_up(self, fragment: int) -> Commit:
         """The newest version in the bucket: what a learner that joins starts from. Raises ForkedHistory.
@@ -151,8 +138,8 @@ class Follower:
                 if seen:
                     self._check_chain(record, seen, seen_record)
                 try:
-                    anchor, bytes_read = self._anchor(fragment, [record])
-                except _GONE:
+                    anchor, bytes_read = self._anchors.read(fragment, [record])
+                except GONE:
                     if self._record(fragment, newest + 1) is None:
                         raise
                     # Retention let it go meanwhile.
@@ -172,11 +159,11 @@ class Follower:
         seen, previous = self._newest[fragment]
         records: list[Record] = []
         for record in self._records_from(fragment, seen + 1):
-            _check_link(record, previous)
+            check_link(record, previous)
             records.append(record)
             previous = record.sha256
             if len(records) % LONGEST_WALK == 0:
-                with contextlib.suppress(*_GONE):  # retention let that anchor go: a later one is kept
+                with contextlib.suppress(*GONE):  # retention let that anchor go: a later one is kept
                     return self._commit(fragment, records)
         return self._commit(fragment, records)
 
@@ -186,7 +173,7 @@ class Follower:
             attested_by = self._attest(records[count - 1])
             if attested_by is not None:
                 walked = records[:count]
-                anchor, bytes_read = self._anchor(fragment, walked)
+                anchor, bytes_read = self._anchors.read(fragment, walked)
                 return Commit(fragment, walked[-1].version, anchor, tuple(walked), bytes_read, attested_by)
         return None
 
@@ -227,6 +214,8 @@ class Follower:
             version,
         ):
             raise ForkedHistory(f"the object {key!r} is the record of another run, fragment or version")
+        if isinstance(found, Record):
+            check_checkpoint(found, self._every)
         return found
 
     def end(self, fragment: int) -> FragmentEnd | None:
@@ -282,10 +271,10 @@ class Follower:
                     f"fragment {newest.fragment} has version {newest.version}, and no record of {version}",
                     hint="restore the record from a copy of the bucket",
                 ) from error
-            _check_link(record, previous)
+            check_link(record, previous)
             previous = record.sha256
         if newest.version > seen:
-            _check_link(newest, previous)
+            check_link(newest, previous)
 
     def _attest(self, record: Record | FragmentEnd) -> bytes | None:
         """The key whose attestation of the record verifies; None when there is no attestation yet."""
@@ -297,67 +286,3 @@ class Follower:
         attestation = Attestation.from_bytes(data)
         attestation.verify(record.sha256, self.aggregator_key)
         return attestation.public_key
-
-    def _anchor(self, fragment: int, records: list[Record]) -> tuple[Mapping[str, TensorBytes], int]:
-        """The anchor of the last record and the bytes it took to get it."""
-        target = records[-1]
-        try:
-            chained = self._chain(fragment, records)
-        except _GONE:  # retention let an update go: the anchor is kept
-            chained = None
-        if chained is not None:
-            return chained
-        key = anchor_key(self._plan.run, fragment, target.base, target.anchor.sha256)
-        if target.anchor.size > self._plan.max_anchor_bytes(fragment):
-            raise HistoryError(
-                f"the record of {key!r} names {target.anchor.size} bytes, more than fit the schema"
-            )
-        data = self._verified(key, target.anchor)
-        return self._unpack_anchor(fragment, data), len(data)
-
-    def _chain(self, fragment: int, records: list[Record]) -> tuple[Mapping[str, TensorBytes], int] | None:
-        """The anchor rebuilt from updates, where that is fewer bytes than the anchor itself."""
-        held = self._anchors.get(fragment)
-        updates = [record.update for record in records]
-        if self._commit_codec is None or held is None or held[0] != records[0].base:
-            return None
-        sizes = [update.size for update in updates if update is not None]
-        if len(sizes) < len(updates) or sum(sizes) >= records[-1].anchor.size:
-            return None
-        specs = self._plan.specs(fragment)
-        expected = {e: kind for spec in specs for e, kind in self._commit_codec.entries(spec).items()}
-        theta = held[1]
-        for record, update in zip(records, updates, strict=True):
-            assert update is not None
-            key = update_key(self._plan.run, fragment, record.base, update.sha256)
-            entries = unpack_expected(self._verified(key, update), expected)
-            theta = apply_update(specs, theta, entries, self._commit_codec, self._backend)
-        if hashlib.sha256(pack(theta)).digest() != records[-1].anchor.sha256:
-            if self._backend.exact:
-                raise HistoryError(
-                    f"the updates of fragment {fragment} up to version {records[-1].version} do not lead "
-                    "to the anchor its record names"
-                )
-            logger.info("update_chain_inexact", extra={"fragment": fragment, "backend": self._backend.name})
-            return None
-        return theta, sum(sizes)
-
-    def _verified(self, key: str, ref: ObjectRef) -> bytes:
-        blob = self._store.get(key, length=ref.size + 1)
-        if blob.size != ref.size or hashlib.sha256(blob.data).digest() != ref.sha256:
-            raise HistoryError(f"the object {key!r} does not have the bytes its record names")
-        return blob.data
-
-    def _unpack_anchor(self, fragment: int, data: bytes) -> Mapping[str, TensorBytes]:
-        return unpack_expected(
-            data, {spec.name: (spec.dtype, spec.shape) for spec in self._plan.specs(fragment)}
-        )
-
-
-def _check_link(record: Record, previous: bytes) -> None:
-    """ForkedHistory unless `record` follows the one with that hash."""
-    if record.previous != previous:
-        raise ForkedHistory(
-            f"record {record.version} of fragment {record.fragment} follows {record.previous.hex()[:16]}…, "
-            f"version {record.version - 1} was {previous.hex()[:16]}…"
-        )
