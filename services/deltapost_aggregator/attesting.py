@@ -12,6 +12,7 @@ import hashlib
 from typing import Literal
 
 from deltapost.algorithms.admission import check_payload, delta_norm, judge_counters, judge_norm
+from deltapost.algorithms.checkpoints import check_checkpoint
 from deltapost.errors import (
     DeltapostError,
     ForkedHistory,
@@ -79,6 +80,7 @@ class Attester:
                 f"the record {key!r} does not continue version {before.head} of its fragment",
                 hint="the ledger belongs to another bucket, or history was altered: deltapost ledger rebuild",
             )
+        check_checkpoint(record, self._context.plan.config.checkpoint_every)
         return record
 
     def attest(

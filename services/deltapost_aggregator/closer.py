@@ -20,6 +20,7 @@ from deltapost.ledger.seals import Sealed
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization.names import record_key
 from deltapost.serialization.records import Observations, Record
+from deltapost.serialization.tensor import Buffer
 from deltapost_aggregator.attesting import Attester
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.computing import ClosedRound, LeftOut, RoundComputer
@@ -93,6 +94,10 @@ class Closer:
         if own:
             self._computer.remember(closed)
         return indexed
+
+    def last_anchor(self, head: Standing) -> tuple[str, Buffer]:
+        """Key and bytes of the anchor at the head. Raises what `RoundComputer.compute` does."""
+        return self._computer.anchor(head)
 
     def _compute(self, before: Standing, sealed: Sealed) -> ClosedRound | LeftOut:
         try:

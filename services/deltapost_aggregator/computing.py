@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 from deltapost.algorithms import Contribution, FragmentState
 from deltapost.algorithms.admission import delta_norm
-from deltapost.algorithms.anchors import genesis_state
+from deltapost.algorithms.checkpoints import is_checkpoint
 from deltapost.algorithms.sealing import round_record
+from deltapost.audit.history import objects_of
 from deltapost.errors import HistoryError, NonFinite, ObjectMissing, StoreError
-from deltapost.ledger import rounds
 from deltapost.ledger.runs import Standing
 from deltapost.limits import MISSING_RECHECK_SECONDS
 from deltapost.serialization import packed, unpack
@@ -25,7 +25,6 @@ from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import (
     anchor_key,
     delta_key,
-    genesis_key,
     outer_key,
     update_key,
 )
@@ -35,6 +34,7 @@ from deltapost.serialization.verdicts import Verdict
 from deltapost_aggregator.cache import PayloadCache
 from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.failing import FailingObjects
+from deltapost_aggregator.recovering import Recovery, StillRecovering
 from deltapost_aggregator.transfers import sha256_of
 
 _KeyOf: TypeAlias = Callable[[str, int, int, bytes], str]
@@ -67,6 +67,7 @@ class RoundComputer:
         self._cache = cache
         self._aggregator = context.plan.aggregator(fragment, context.services.backend)
         self._state: tuple[bytes, FragmentState] | None = None
+        self._recovery = Recovery(context, fragment, self._get_object, self.compute)
         #: Sealed envelopes whose payload is not readable.
         self._failing = FailingObjects(context.services.store, context.run, context.services.monotonic)
 
@@ -138,7 +139,8 @@ class RoundComputer:
     def compute(self, before: Standing, content: SealContent) -> ClosedRound:
         """The round that a seal fixes, closed: its record and its objects. Writes nothing.
 
-        Raises ObjectMissing or HistoryError when an input is not there, NonFinite when the result is none.
+        Raises ObjectMissing or HistoryError when an input is not there, NonFinite when the result is none,
+        StillRecovering after each round but the last that has to be closed again to know the state before.
         """
         run, fragment, base = self._context.run, self._fragment, before.head
         state = self._load_state(before)
@@ -163,11 +165,13 @@ class RoundComputer:
             seal=content,
             previous=before.head_sha256,
             result=result,
+            checkpoint=is_checkpoint(content.version, self._context.plan.config.checkpoint_every),
             anchor=refs[0],
             outer=refs[1],
             update=refs[2] if result.update is not None else None,
         )
-        return ClosedRound(record, result.state, objects)
+        uploaded = objects_of(record)
+        return ClosedRound(record, result.state, [one for one in objects if one[0] in uploaded])
 
     def payload(self, claim: Claim, base: int) -> Buffer:
         """The claim's payload, verified by its hash. Raises ObjectMissing, HistoryError."""
@@ -190,30 +194,19 @@ class RoundComputer:
         )
 
     def _load_state(self, before: Standing) -> FragmentState:
-        """Anchor and outer state at the head: from memory, or from the objects its record names."""
-        if self._state is not None and self._state[0] == before.head_sha256:
-            return self._state[1]
-        run, fragment = self._context.run, self._fragment
-        if before.head == 0:
-            genesis = self._context.plan.manifest.genesis[fragment]
-            theta = unpack(self._get_object(genesis_key(run, fragment, genesis.sha256), genesis))
-            state = genesis_state(self._context.plan.specs(fragment), theta)
-        else:
-            record = rounds.record_of(self._services.ledger, run, fragment, before.head)
-            if record is None:
-                raise HistoryError(
-                    f"the ledger lacks record {before.head} of fragment {fragment} of run {run!r}",
-                    hint="rebuild it from the bucket: deltapost ledger rebuild",
-                )
-            base = record.base
-            wanted = [
-                (anchor_key(run, fragment, base, record.anchor.sha256), record.anchor),
-                (outer_key(run, fragment, base, record.outer.sha256), record.outer),
-            ]
-            anchor, outer = self._services.transfers.each([partial(self._get_object, *one) for one in wanted])
-            state = FragmentState(version=before.head, theta=unpack(anchor), outer=unpack(outer))
-        self._state = (before.head_sha256, state)
-        return state
+        """Anchor and outer state at the head: from memory, else from the newest checkpoint on."""
+        if self._state is None or self._state[0] != before.head_sha256:
+            self._state = self._recovery.start(before, self._state)
+        if self._state[1].version < before.head:
+            self._state = self._recovery.step(before, self._state)
+        if self._state[1].version < before.head:
+            raise StillRecovering(self._state[1].version, before.head)
+        return self._state[1]
+
+    def anchor(self, head: Standing) -> tuple[str, Buffer]:
+        """The anchor at the head, which is above 0: its key and bytes. Raises as `compute` does."""
+        data = packed(self._load_state(head).theta)
+        return anchor_key(self._context.run, self._fragment, head.head - 1, sha256_of(data)), data
 
     def _get_object(self, key: str, ref: ObjectRef) -> Buffer:
         """The object's bytes, verified against the reference. Raises ObjectMissing, HistoryError."""

@@ -3,13 +3,19 @@
 The end takes the create-once key of the record that would come next: of a last round that a stale owner still
 writes and the end, one wins, and the owner goes by what it reads back. Killed anywhere, the next owner finds
 the end there, or writes its own. The owner that finds all fragments ended writes `RUN/end`.
+
+The last anchor lies in the bucket whole: one between checkpoints is uploaded before the end is written, so
+that whoever has the bucket reads the final model without computing anything. Should its inputs be lost, the
+fragment ends all the same: checkpoint and updates lead to that anchor too, and a log line says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
-from deltapost.errors import ForkedHistory, HistoryError, ObjectConflict
+from deltapost.algorithms.checkpoints import is_checkpoint
+from deltapost.errors import ForkedHistory, HistoryError, ObjectConflict, ObjectMissing
 from deltapost.events import events
 from deltapost.ledger import ending
 from deltapost.ledger.leases import Lease
@@ -17,8 +23,10 @@ from deltapost.ledger.runs import Standing
 from deltapost.serialization.ends import FragmentEnd, RunEnd
 from deltapost.serialization.names import end_key, record_key
 from deltapost.serialization.records import Attestation, Observations
+from deltapost.serialization.tensor import Buffer
 from deltapost_aggregator.attestations import find_attestation, write_attestation
 from deltapost_aggregator.context import RunContext
+from deltapost_aggregator.objects import put_verified
 
 logger = events(__name__)
 
@@ -34,10 +42,14 @@ class FragmentOver(Exception):
 class Ending:
     """Ends one fragment."""
 
-    def __init__(self, context: RunContext, fragment: int) -> None:
+    def __init__(
+        self, context: RunContext, fragment: int, last_anchor: Callable[[Standing], tuple[str, Buffer]]
+    ) -> None:
+        """`last_anchor` gives the key and bytes of the anchor at the head."""
         self._context = context
         self._services = context.services
         self._fragment = fragment
+        self._last_anchor = last_anchor
 
     def finished(self, lease: Lease) -> bool:
         """Whether all fragments have ended as this one has; sees to it that the run then does."""
@@ -61,7 +73,9 @@ class Ending:
         return True
 
     def end(self, lease: Lease, before: Standing) -> None:
-        """Writes the fragment's end and adopts what its slot then holds. FragmentOver: it is the end."""
+        """Writes the fragment's end, after its last anchor. The caller adopts what its slot then holds."""
+        if not is_checkpoint(before.head, self._context.plan.config.checkpoint_every):
+            self._put_last_anchor(before)
         ledger, reach = self._services.ledger, self._services.reach
         unverified, over_quota = ending.counts(ledger, lease.run, lease.fragment, before.head + 1)
         end = FragmentEnd(
@@ -80,6 +94,17 @@ class Ending:
         except ObjectConflict:
             logger.info("end_found_taken", extra=self._fields(end.version))
         reach("end.put_sent")
+
+    def _put_last_anchor(self, before: Standing) -> None:
+        try:
+            key, data = self._last_anchor(before)
+        except (HistoryError, ObjectMissing) as error:
+            logger.warning(
+                "last_anchor_not_written", extra=self._fields(before.head) | {"reason": str(error)}
+            )
+            return
+        put_verified(self._services.store, key, data)
+        self._services.reach("end.anchor_put")
 
     def adopt(self, lease: Lease, before: Standing, end: FragmentEnd) -> None:
         """Has an end that was read attested, and indexes it. Raises HistoryError where it is a stranger's."""

@@ -6,6 +6,10 @@ note that the key signed covers it. Records and notes are create-once, so what i
 delete, a second one, or one by a process that was stopped in between and whose ledger was restored meanwhile,
 takes nothing that is needed. No record (a definite 404), or one that nobody attested: the object stays.
 
+A record names the hashes of anchor and outer state always, but has them kept only where it is a checkpoint.
+One anchor more stays: that of a fragment's last version, which the owner that ends it uploads before. It may
+go once the slot after it holds another record, and stays while that is open.
+
 That also covers the orphans of learners that were killed between upload and envelope, the inputs of a seal
 that lost, and what a killed close had uploaded. Keys that `parse_key` does not know are only reported.
 
@@ -22,7 +26,7 @@ from typing import Final, Literal, TypeAlias
 
 from deltapost.audit.history import Attested, BucketHistory, objects_of
 from deltapost.points import Reach, nothing
-from deltapost.serialization.names import OBJECT_AREAS, ParsedKey, parse_key
+from deltapost.serialization.names import OBJECT_AREAS, ParsedKey, anchor_key, parse_key
 from deltapost.serialization.retention import Released
 from deltapost.stores import ObjectInfo
 
@@ -40,7 +44,8 @@ class Judge:
         self._history = history
         self._planned = released
         self._released: dict[int, Released | None] = {}
-        self._named: OrderedDict[tuple[int, int], frozenset[str]] = OrderedDict()
+        #: By fragment and base: the keys that the record has kept, and that of its anchor, kept or not.
+        self._named: OrderedDict[tuple[int, int], tuple[frozenset[str], str]] = OrderedDict()
 
     def refresh(self) -> None:
         """Looks at the retention notes again."""
@@ -57,23 +62,31 @@ class Judge:
             return "kept"
         assert parsed.fragment is not None
         assert parsed.version is not None
-        named = self._names(parsed.fragment, parsed.version)
-        if named is None:
+        found = self._names(parsed.fragment, parsed.version)
+        if found is None:
             return "open"
+        named, anchor = found
         if key not in named:
-            return "unnamed"
+            return self._last_anchor(parsed.fragment, parsed.version) if key == anchor else "unnamed"
         return "released" if self._lets_go(parsed) else "kept"
 
-    def _names(self, fragment: int, base: int) -> frozenset[str] | None:
+    def _names(self, fragment: int, base: int) -> tuple[frozenset[str], str] | None:
         known = self._named.get((fragment, base))
         if known is None:
             found = self._history.read(fragment, base + 1)
             if not isinstance(found, Attested):
                 return None
-            known = self._named[fragment, base] = objects_of(found.record)
+            anchor = anchor_key(self._history.run, fragment, base, found.record.anchor.sha256)
+            known = self._named[fragment, base] = (objects_of(found.record), anchor)
             if len(self._named) > REMEMBERED_ROUNDS:
                 self._named.popitem(last=False)
         return known
+
+    def _last_anchor(self, fragment: int, base: int) -> Judgement:
+        """What becomes of the anchor between two checkpoints: it is kept where it is the fragment's last."""
+        if self._history.ended(fragment, base + 2):
+            return "kept"
+        return "unnamed" if isinstance(self._history.read(fragment, base + 2), Attested) else "open"
 
     def _lets_go(self, parsed: ParsedKey) -> bool:
         fragment, base = parsed.fragment, parsed.version

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
+from deltapost.algorithms.checkpoints import checkpoint_of
 from deltapost.algorithms.retention import Retain, worth_releasing
 from deltapost.audit.history import Attested, BucketHistory
 from deltapost.errors import HistoryError, ObjectConflict, StoreError
@@ -27,9 +28,12 @@ def planned(
 ) -> Released | None:
     """What the policy lets go of the fragment beyond what is let go already; None: nothing, or not yet.
 
+    A span ends at a checkpoint: what comes after it is computed from there.
+
     `at_once`: any round counts; otherwise it waits until a span is worth a note.
     """
-    head, through = upkeep.releasable(ledger, history.run, fragment, retain)
+    head, allowed = upkeep.releasable(ledger, history.run, fragment, retain)
+    through = checkpoint_of(allowed, history.checkpoint_every)
     before = history.released(fragment)
     reached = before.through if before is not None else 0
     if through <= reached or not (at_once or worth_releasing(head, reached, through)):

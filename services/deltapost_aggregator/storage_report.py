@@ -24,8 +24,10 @@ from deltapost_aggregator.garbage import Judge, Swept, sweep
 #: Foreign keys that are listed by name; all are counted.
 LISTED_FOREIGN = 20
 
-#: Objects that the aggregator writes for a round, beside an update: anchor, outer, record, attestation.
-_WRITTEN = 4
+#: Documents that the aggregator writes for a round (record, attestation), and objects of a checkpoint
+#: (anchor, outer state); an update comes on top.
+_DOCUMENTS = 2
+_STATES = 2
 
 #: Documents and anchor (or update) that each participant reads of a round.
 _FOLLOWED = 3
@@ -124,7 +126,12 @@ def collect(
         released_through={fragment: note.through for fragment, note in standing.items()},
         swept=swept,
         uploads=uploads,
-        forecast=forecast(upkeep.pace(ledger, history.run), history.fragments, retain, poll_seconds),
+        forecast=forecast(
+            upkeep.pace(ledger, history.run, checkpoint_every=history.checkpoint_every),
+            history.fragments,
+            retain,
+            poll_seconds,
+        ),
     )
 
 
@@ -134,7 +141,7 @@ def forecast(pace: upkeep.Pace, fragments: int, retain: Retain | None, poll_seco
     Under `rounds=K` each fragment keeps K rounds, a quarter more until a span is worth letting go, and the
     state before the first; under `days=D` as many as D days bring. Records stay and are left out.
     """
-    written = pace.rounds * _WRITTEN + pace.updates
+    written = pace.rounds * _DOCUMENTS + pace.checkpoints * _STATES + pace.updates
     settles = None
     if retain is not None and pace.rounds:
         per_round = (pace.delta_bytes + pace.state_bytes) / pace.rounds
@@ -143,7 +150,7 @@ def forecast(pace: upkeep.Pace, fragments: int, retain: Retain | None, poll_seco
             if retain.rounds is not None
             else pace.per_day(pace.rounds) * (retain.days or 0.0)
         )
-        settles = (kept * 1.25) * per_round + fragments * pace.state_bytes / pace.rounds
+        settles = (kept * 1.25) * per_round + fragments * pace.state_bytes / max(pace.checkpoints, 1)
     return Forecast(
         rounds_per_day=pace.per_day(pace.rounds),
         bytes_per_day=pace.per_day(pace.stored_bytes),

@@ -33,6 +33,7 @@ from deltapost_aggregator.context import RunContext
 from deltapost_aggregator.ending import Ending, FragmentOver
 from deltapost_aggregator.intake import Intake
 from deltapost_aggregator.policy import Policy, SealPolicy, Stages
+from deltapost_aggregator.recovering import StillRecovering
 
 logger = events(__name__)
 
@@ -40,7 +41,7 @@ logger = events(__name__)
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 
 Progress: TypeAlias = Literal[
-    "committed", "adopted", "left_out", "read", "idle", "not_owner", "ended", "finished"
+    "committed", "adopted", "left_out", "recovering", "read", "idle", "not_owner", "ended", "finished"
 ]
 
 
@@ -56,7 +57,7 @@ class FragmentWorker:
         self._intake = Intake(context, fragment, cache)
         self._closer = Closer(context, fragment, cache)
         self._announcer = Announcer(context, fragment)
-        self._ending = Ending(context, fragment)
+        self._ending = Ending(context, fragment, self._closer.last_anchor)
         self._lease: Lease | None = None
         self._renew_at = 0.0
         self._started = False
@@ -127,6 +128,8 @@ class FragmentWorker:
             return "finished"
         try:
             return self._go_on(lease, standing)
+        except StillRecovering:
+            return "recovering"
         except FragmentOver as found:
             self._ending.adopt(lease, standing, found.end)
             self._announcer.announce_end(lease, found.end)

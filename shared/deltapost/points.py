@@ -67,8 +67,10 @@ RECOVERY_POINTS: Final = (
 #: Passed for each object that is collected, beside the rounds.
 GARBAGE_POINTS: Final = ("gc.checked", "gc.delete_sent")
 
-#: Passed once by each fragment of a run that is finished; the last also by the last fragment's owner only.
+#: Passed once by each fragment of a run that is finished: the first where its last version is no checkpoint,
+#: the last two by the last fragment's owner only.
 END_POINTS: Final = (
+    "end.anchor_put",
     "end.before_put",
     "end.put_sent",
     "end.attested",

@@ -164,6 +164,8 @@ class History:
         # The state of `through` is what the next round starts from: its record has to be there, and signed.
         if (fragment, through) not in self.attested or released.record != self.sha256(fragment, through):
             self.fail(f"{key!r} lets go of a history that is not there")
+        if through % self._plan.config.checkpoint_every:
+            self.fail(f"{key!r} lets go of what version {through} is computed from")
         before = self.released.get(fragment)
         if before is None or before.through < through:
             self.released[fragment] = released
@@ -255,8 +257,11 @@ class History:
             (delta_key(run, p.learner, fragment, base, p.payload.sha256), p.payload)
             for p in record.participants
         ]
-        named.append((anchor_key(run, fragment, base, record.anchor.sha256), record.anchor))
-        named.append((outer_key(run, fragment, base, record.outer.sha256), record.outer))
+        if record.checkpoint != (record.version % self._plan.config.checkpoint_every == 0):
+            self.fail(f"{where} says checkpoint={record.checkpoint}")
+        if record.checkpoint:
+            named.append((anchor_key(run, fragment, base, record.anchor.sha256), record.anchor))
+            named.append((outer_key(run, fragment, base, record.outer.sha256), record.outer))
         if record.update is not None:
             named.append((update_key(run, fragment, base, record.update.sha256), record.update))
         for key, ref in named:

@@ -122,7 +122,7 @@ class Scenario:
         garbage_seconds = chance.choice((None, None, 5.0, 30.0))
         return cls(
             seed=seed,
-            config=_config(chance, learners, fragments),
+            config=_checkpointed(_config(chance, learners, fragments), seed),
             learners=learners,
             late_learners=chance.choice((0, 0, 1)),
             aggregators=chance.choice((1, 2, 2, 2, 3)),
@@ -162,6 +162,12 @@ def _config(chance: Random, learners: int, fragments: int) -> DiLoCo:
         commit_dtype=chance.choice((None, "BF16")),
         max_delta_norm=50.0,
     )
+
+
+def _checkpointed(config: DiLoCo, seed: int) -> DiLoCo:
+    """With the state in the bucket at every version, or at some only. Other settings stay each seed's own."""
+    every = Random(f"checkpoints {seed}").choice((1, 2, 3, 5))
+    return replace(config, checkpoint_every=every) if config.commit_dtype is not None else config
 
 
 def _planned(chance: Random, turns: int, *, keeps: bool) -> list[Planned]:

@@ -4,6 +4,9 @@ What a kept round needs to be run again: its deltas, and anchor and outer state 
 letting go *through* version L takes the deltas and updates of the rounds that made versions 1 to L, and the
 states of the versions before L; version L's own state stays, because round L + 1 starts from it. L is below
 the head, so the newest state stays too, which is what learners catch up from. Records stay always.
+
+L is a checkpoint: every version that is kept is computed from a checkpoint that is kept, by deltas and
+updates that are kept. So with K = `checkpoint_every` up to K - 1 rounds more are kept than the policy says.
 """
 
 from __future__ import annotations

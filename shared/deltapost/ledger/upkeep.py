@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 
 from deltapost.algorithms.retention import Retain
 from deltapost.ledger.engine import Ledger
@@ -70,6 +70,7 @@ class Pace:
     rounds: int
     participants: int
     updates: int
+    checkpoints: int
     stored_bytes: int
     delta_bytes: int
     state_bytes: int
@@ -78,21 +79,25 @@ class Pace:
         return count * 86_400 / self.seconds if self.seconds > 0 else 0.0
 
 
-def pace(ledger: Ledger, run: str, *, window: timedelta = timedelta(days=1)) -> Pace:
-    """Of the rounds of the last `window`, or of all of a younger run."""
+def pace(
+    ledger: Ledger, run: str, *, checkpoint_every: int = 1, window: timedelta = timedelta(days=1)
+) -> Pace:
+    """Of the rounds of the last `window`, or of all of a younger run. States are of checkpoints only."""
+    stored = RoundRow.version % checkpoint_every == 0
     with ledger.read() as session:
         now = ledger.now(session)
         first: datetime | None = session.scalars(
             select(func.min(RoundRow.committed_at)).where(RoundRow.run == run)
         ).one()
         start = now - window if first is None else max(first, now - window)
-        rounds, participants, updates, deltas, states, documents = session.execute(
+        rounds, participants, updates, checkpoints, deltas, states, documents = session.execute(
             select(
                 func.count(),
                 func.sum(RoundRow.participants),
                 func.count(RoundRow.update_size),
+                func.sum(case((stored, 1), else_=0)),
                 func.sum(RoundRow.bytes_in + func.coalesce(RoundRow.update_size, 0)),
-                func.sum(RoundRow.anchor_size + RoundRow.outer_size),
+                func.sum(case((stored, RoundRow.anchor_size + RoundRow.outer_size), else_=0)),
                 func.sum(func.length(RoundRow.record) + func.length(RoundRow.attestation)),
             ).where(RoundRow.run == run, RoundRow.committed_at >= start)
         ).one()
@@ -103,6 +108,7 @@ def pace(ledger: Ledger, run: str, *, window: timedelta = timedelta(days=1)) -> 
         rounds=rounds,
         participants=int(participants or 0),
         updates=updates,
+        checkpoints=int(checkpoints or 0),
         stored_bytes=delta_bytes + state_bytes + int(documents or 0),
         delta_bytes=delta_bytes,
         state_bytes=state_bytes,
