@@ -114,7 +114,8 @@ def test_nothing_that_comes_after_the_end_is_read_or_merged(ledger: Ledger) -> N
 def test_killed_at_any_point_of_ending_the_next_owner_ends_it_the_same(
     ledger: Ledger, point: str, times: int
 ) -> None:
-    pipeline = Pipeline(ledger)
+    """Between checkpoints, so that the last anchor is written, too."""
+    pipeline = Pipeline(ledger, config=plain_config(commit_dtype="F32", checkpoint_every=3))
     accepted, refused = open_round(pipeline)
     ending.request(ledger, RUN)
     kills = 0
