@@ -17,6 +17,7 @@ from deltapost.algorithms.diloco import DiLoCo
 from deltapost.algorithms.partition import ByBytes
 from deltapost.algorithms.plan import RunPlan
 from deltapost.learner.creating import create_run
+from deltapost.limits import MAX_MEMBERS_ENTRIES
 from deltapost.serialization import ParameterSpec, TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.messages import (
@@ -134,7 +135,8 @@ class Crowd:
             counter = self._counters.get(learner, -1) + 1
             self._counters[learner] = counter
         message = kind(run=RUN, learner=learner, session=1, counter=counter, **fields)
-        self.log.append(members_stream(RUN), sign_message(message, self.keys[learner]).frame)
+        frame = sign_message(message, self.keys[learner]).frame
+        self.log.append(members_stream(RUN), frame, max_length=MAX_MEMBERS_ENTRIES)
 
     def alive(self, learner: str) -> None:
         self.say(learner, AliveMessage, local_step=self._counters[learner] + 1)
