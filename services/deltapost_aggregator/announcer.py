@@ -1,7 +1,8 @@
 """Announcer: tells learners of commits and of provisional verdicts; trims behind what a record answered.
 
-An announcement is a doorbell. Lost, it is rung again: at the next start, and when the stream forgot it.
-Learners also look for the next record themselves; doubled, they know the version already.
+An announcement is a doorbell; where record and attestation are small, it brings them. Lost, it is rung again:
+at the next start, and when the stream forgot it. Learners also look for the next record themselves; doubled,
+they know the version already.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from deltapost.ledger import rounds
 from deltapost.ledger.leases import Lease
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
-from deltapost.limits import MAX_COMMITS_ENTRIES
+from deltapost.limits import MAX_COMMITS_ENTRIES, MAX_PROOF_BYTES
 from deltapost.serialization.ends import FragmentEnd
 from deltapost.serialization.messages import (
     AdviceMessage,
     CommitMessage,
     ContributionMessage,
     Message,
+    Proof,
     sign_message,
 )
 from deltapost.serialization.names import commits_stream, envelope_stream
@@ -65,10 +67,20 @@ class Announcer:
                 fragment=lease.fragment,
                 version=standing.head,
                 record=standing.head_sha256,
+                proof=self._proof(standing),
             )
         )
         self._services.reach("announce.sent")
         rounds.announced(self._services.ledger, lease, standing.head)
+
+    def _proof(self, standing: Standing) -> Proof | None:
+        """Record and attestation of the head, as the ledger has them; None where they are too large."""
+        documents = rounds.documents_of(
+            self._services.ledger, self._context.run, self._fragment, standing.head
+        )
+        if documents is None or sum(map(len, documents)) > MAX_PROOF_BYTES:
+            return None
+        return Proof(record=documents[0], attestation=documents[1])
 
     def announce_end(self, lease: Lease, end: FragmentEnd) -> None:
         """Rings for the end as for a commit. Lost, learners find it when they look for the next record."""

@@ -89,12 +89,14 @@ class Attester:
         """The attestation of the record: the one that is there, else a new one by this aggregator's key.
 
         `origin`: `own` if this process computed the record, else what the ledger knows of it; one that no
-        owner noted is computed again first. Raises HistoryError when it does not follow from its inputs,
-        SignatureRefused when another key attested it.
+        owner noted is computed again first. One's own is attested without a look: the create-once PUT finds
+        an attestation that is there as well. Raises HistoryError when the record does not follow from its
+        inputs, SignatureRefused when another key attested it.
         """
-        found = find_attestation(self._services, record)
-        if found is not None:
-            return found
+        if origin != "own":
+            found = find_attestation(self._services, record)
+            if found is not None:
+                return found
         if origin in ("sealed", "unknown"):
             self._vouch(before, record, origin)
         return write_attestation(self._services, record, observations)

@@ -22,7 +22,7 @@ from deltapost.errors import DeltapostError
 from deltapost.events import events
 from deltapost.ledger import ending, fleet
 from deltapost.ledger.fleet import Look, NameHeld
-from deltapost.limits import MAX_TURN_SECONDS
+from deltapost.limits import MAX_TURN_SECONDS, PROBE_SECONDS
 from deltapost_aggregator.context import RunContext, Services
 from deltapost_aggregator.pool import Mail, Next, Pool
 from deltapost_aggregator.shares import shares
@@ -45,7 +45,7 @@ class Holding:
         self.fragment = fragment
         #: Its lease is being given back: it counts for nobody any more.
         self.leaving = False
-        self.worker = FragmentWorker(context, fragment)
+        self.worker = FragmentWorker(context, fragment, probe_seconds=owner.probe_seconds)
         self._owner = owner
 
     def step(self) -> Next:
@@ -107,6 +107,10 @@ class Fleet:
     def idle_seconds(self) -> float:
         """How long an idle fragment waits for mail before it is looked at."""
         return max(self._services.settings.poll_seconds, len(self._holdings) / IDLE_LOOKS_PER_SECOND)
+
+    def probe_seconds(self) -> float:
+        """How long the bucket is not asked for a record that nobody spoke of."""
+        return max(PROBE_SECONDS, self.idle_seconds())
 
     def step(self, wait_seconds: float) -> None:
         """Renews what is due, takes and gives back. Raises LedgerUnavailable."""

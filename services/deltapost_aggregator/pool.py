@@ -28,7 +28,7 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 
 #: Longest read of the doorbell while tasks run: for so long it may not know what they wait for next.
-BUSY_BELL_SECONDS = 0.05
+BUSY_BELL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from deltapost.settings import Settings
 class UpkeepSettings(Settings):
     """What an aggregator and `deltapost gc` are both told of keeping a bucket."""
 
-    #: Longest wait for mail, in seconds: how soon an idle fragment looks for records others wrote.
+    #: Longest wait for mail, in seconds: how soon an idle fragment sees that announcements were lost.
     poll_seconds: Annotated[float, Field(gt=0, le=30)] = 1.0
     #: How long the inputs and states of rounds are kept: `rounds=K` or `days=D`; empty: for ever.
     retain: str = ""

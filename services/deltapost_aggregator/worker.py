@@ -11,6 +11,7 @@ import math
 import re
 import secrets
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -23,7 +24,7 @@ from deltapost.ledger.leases import Lease
 from deltapost.ledger.rounds import Indexed
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
-from deltapost.limits import FIRST_RESET_PAUSE_SECONDS, LONGEST_RESET_PAUSE_SECONDS
+from deltapost.limits import FIRST_RESET_PAUSE_SECONDS, LONGEST_RESET_PAUSE_SECONDS, PROBE_SECONDS
 from deltapost.serialization.names import envelope_stream
 from deltapost.streams import START, Entry, position_key
 from deltapost_aggregator.announcer import Announcer
@@ -48,7 +49,13 @@ Progress: TypeAlias = Literal[
 class FragmentWorker:
     """Serves one fragment of one run. `step` is called in a loop by one thread."""
 
-    def __init__(self, context: RunContext, fragment: int, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        fragment: int,
+        policy: Policy | None = None,
+        probe_seconds: Callable[[], float] = lambda: PROBE_SECONDS,
+    ) -> None:
         self._context = context
         self._services = context.services
         self._fragment = fragment
@@ -62,6 +69,8 @@ class FragmentWorker:
         self._renew_at = 0.0
         self._started = False
         self._probed = False
+        self._probe_at = 0.0
+        self._probe_seconds = probe_seconds
         self._policy: Policy = SealPolicy(context, fragment) if policy is None else policy
         self._waiting: str | None = None
         self._reset_pause = FIRST_RESET_PAUSE_SECONDS
@@ -136,10 +145,10 @@ class FragmentWorker:
             return "ended"
 
     def _go_on(self, lease: Lease, standing: Standing) -> Progress:
-        if not self._probed:
+        if not self._probed or self._services.monotonic() >= self._probe_at:
             if self._adopt(lease, standing):
                 return "adopted"
-            self._probed = True
+            self._found_nothing()
         self._announcer.announce(lease, standing)
         sealed = seals.pending(self._services.ledger, lease.run, lease.fragment, standing.head)
         if sealed is not None:
@@ -165,7 +174,6 @@ class FragmentWorker:
         if entries:
             return "read"
         self._announcer.remind(lease, standing)
-        self._probed = False
         return "idle"
 
     def _hold_lease(self) -> Lease | None:
@@ -204,11 +212,22 @@ class FragmentWorker:
         self._after_commit(lease, sealed, indexed)
         return True
 
+    def _found_nothing(self) -> None:
+        """Head + 1 has no record now. One that another owner writes late is looked for again after a while;
+        an `ahead`, or the PUT of one's own record, meets it sooner.
+        """
+        self._probed = True
+        self._probe_at = self._services.monotonic() + self._probe_seconds()
+
     def _commit(self, lease: Lease, standing: Standing, sealed: Sealed, stages: Stages) -> Progress:
         outcome = self._closer.close(lease, standing, sealed, stages)
         if isinstance(outcome, LeftOut):
             self._leave_out(lease, standing, sealed, outcome)
             return "left_out"
+        if outcome.rewound:  # another owner decided this round, and perhaps the next
+            self._probed = False
+        else:
+            self._found_nothing()
         self._policy.committed(
             statistics.median(claim.step_seconds for claim in sealed.content.claims), stages
         )

@@ -12,6 +12,7 @@ from deltapost.errors import HistoryError, MalformedMessage
 from deltapost.ledger import runs
 from deltapost.ledger.engine import Ledger, open_ledger
 from deltapost.ledger.revisions import migrate
+from deltapost.limits import PROBE_SECONDS
 from deltapost.serialization import TensorBytes, pack
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.messages import (
@@ -245,6 +246,7 @@ def test_an_owner_with_nothing_to_do_finds_the_record_that_a_paused_one_writes_l
 
     for key, data in late.items():
         pipeline.store.put(key, data)
+    pipeline.clock.sleep(PROBE_SECONDS)
     pipeline.settle(worker)
 
     assert pipeline.head() == 1

@@ -18,7 +18,8 @@ from deltapost.adapters.native import NativeBackend
 from deltapost.algorithms.anchors import apply_update
 from deltapost.algorithms.checkpoints import checkpoint_of
 from deltapost.algorithms.plan import RunPlan
-from deltapost.errors import ForkedHistory, HistoryError, NotReadable, ObjectMissing
+from deltapost.errors import HistoryError, NotReadable, ObjectMissing
+from deltapost.learner.chain import check_link
 from deltapost.serialization import TensorBytes, pack, unpack_expected
 from deltapost.serialization.documents import ObjectRef
 from deltapost.serialization.names import anchor_key, genesis_key, update_key
@@ -126,15 +127,6 @@ class Anchors:
         if blob.size != ref.size or hashlib.sha256(blob.data).digest() != ref.sha256:
             raise HistoryError(f"the object {key!r} does not have the bytes its record names")
         return blob.data
-
-
-def check_link(record: Record, previous: bytes) -> None:
-    """ForkedHistory unless `record` follows the one with that hash."""
-    if record.previous != previous:
-        raise ForkedHistory(
-            f"record {record.version} of fragment {record.fragment} follows {record.previous.hex()[:16]}…, "
-            f"version {record.version - 1} was {previous.hex()[:16]}…"
-        )
 
 
 def _update_bytes(records: Sequence[Record]) -> int:

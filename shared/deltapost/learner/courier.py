@@ -21,11 +21,13 @@ from deltapost.errors import (
     StoreError,
 )
 from deltapost.events import events
+from deltapost.learner.announcements import Announcements
 from deltapost.learner.announcing import RunAnnouncer
 from deltapost.learner.following import Commit, Follower
 from deltapost.learner.inbox import Inbox
 from deltapost.learner.journal import Journal, JournalEntry
 from deltapost.learner.publishing import Publisher
+from deltapost.limits import PROBE_SECONDS
 from deltapost.serialization.messages import AdviceMessage, CommitMessage, read_message
 from deltapost.serialization.names import commits_stream, envelope_stream
 from deltapost.serialization.records import Record
@@ -35,8 +37,6 @@ from deltapost.streams import START, MessageLog, position_key
 logger = events(__name__)
 
 LONGEST_REPOST_SECONDS = 300.0
-#: Seconds between looks for next records that no announcement spoke of.
-PROBE_SECONDS = 5.0
 #: Seconds between looks for the run's end marker, in case its announcements were lost.
 END_PROBE_SECONDS = 30.0
 #: Contributions in a row that rounds closed without, before each warning: one or two are a slow step.
@@ -80,10 +80,12 @@ class Courier:
         self._poll_seconds = poll_seconds
         self._repost_seconds = repost_seconds
         self._monotonic = monotonic
-        self._announced: dict[int, int] = {}
+        self._announcements = Announcements()
         self._passed_over = 0
         self._probe_at = monotonic() + PROBE_SECONDS
-        self._probes = 0
+        self._followed_at = monotonic()
+        #: When each fragment was last looked at: because it was announced, or because it was silent.
+        self._looked_at = dict.fromkeys(follower.fragments, monotonic())
         self._end_probe_at = monotonic() + END_PROBE_SECONDS
         #: What a session finds in its journal is posted again at once: nobody knows what became of it.
         self._reposts = {
@@ -126,11 +128,7 @@ class Courier:
         failures: list[DeltapostError] = []
         for fragment in sorted(self._worth_a_look()):
             try:
-                commit = self._follower.next_commit(fragment)
-                if commit is not None:
-                    self._inbox.put(commit)
-                    self._follower.advance(commit)
-                    self.settle(commit)
+                self._look(fragment)
             except (HistoryError, SignatureRefused):
                 raise
             except DeltapostError as error:  # this fragment waits, the others do not
@@ -139,6 +137,18 @@ class Courier:
         self._repost()
         if failures:
             raise failures[0]
+
+    def _look(self, fragment: int) -> None:
+        """Follows the fragment as far as it has come."""
+        self._looked_at[fragment] = self._monotonic()
+        followed = self._follower.version(fragment)
+        commit = self._follower.next_commit(fragment, self._announcements.of(fragment, followed))
+        if commit is not None:
+            self._followed_at = self._monotonic()
+            self._inbox.put(commit)
+            self._follower.advance(commit)
+            self.settle(commit)
+        self._announcements.looked(fragment, self._follower.version(fragment))
 
     def _read_mail(self, wait_seconds: float) -> None:
         stream = commits_stream(self._run)
@@ -157,30 +167,43 @@ class Courier:
                 continue
             match signed.message:
                 case CommitMessage() as commit if commit.run == self._run:
-                    newest = self._announced.get(commit.fragment, 0)
-                    self._announced[commit.fragment] = max(newest, commit.version)
+                    self._announced(commit, known=pinned is not None)
                 case AdviceMessage() as advice if (advice.run, advice.learner) == (self._run, self._learner):
                     self._advised(advice)
 
-    def _worth_a_look(self) -> set[int]:
-        """Fragments announced beyond what was followed; at times, those with something unanswered.
+    def _announced(self, commit: CommitMessage, *, known: bool) -> None:
+        """`known`: the run's aggregator signed it. Before its first commit anybody may have: worth a look."""
+        if not self._follower.has(commit.fragment):
+            return
+        if not known:
+            self._announcements.ring(commit.fragment)
+        elif commit.version > self._follower.version(commit.fragment):
+            self._announcements.add(commit)
 
-        And each of the others in its turn: an announcement that the stream lost may have been the last.
+    def _worth_a_look(self) -> set[int]:
+        """Fragments announced beyond what was followed, and of those that were silent, what may be due.
+
+        An announcement that the stream lost may have been the last: every PROBE_SECONDS, those with something
+        unanswered and the one that was silent longest are looked at, if they were silent as long.
         """
+        follower, now = self._follower, self._monotonic()
         fragments = {
             fragment
-            for fragment, version in self._announced.items()
-            if self._follower.has(fragment) and version > self._follower.version(fragment)
+            for fragment in follower.fragments
+            if self._announcements.worth_a_look(fragment, follower.version(fragment))
         }
-        if self._monotonic() >= self._probe_at:
-            self._probe_at = self._monotonic() + PROBE_SECONDS
-            fragments |= {entry.message.fragment for entry in self._journal.unanswered()}
-            fragments.add(self._follower.fragments[self._probes % len(self._follower.fragments)])
-            self._probes += 1
-        if self._monotonic() >= self._end_probe_at:
-            self._end_probe_at = self._monotonic() + END_PROBE_SECONDS
-            if self._follower.run_may_be_over():
-                fragments |= set(self._follower.fragments)
+        if now >= self._probe_at:
+            waiting = {entry.message.fragment for entry in self._journal.unanswered()}
+            waiting.add(min(self._looked_at, key=self._looked_at.__getitem__))
+            silent = {each for each in waiting if now - self._looked_at[each] >= PROBE_SECONDS}
+            if silent:
+                self._probe_at = now + PROBE_SECONDS
+            fragments |= silent
+        if now >= self._end_probe_at:
+            self._end_probe_at = now + END_PROBE_SECONDS
+            # A run that went on meanwhile was not over.
+            if now - self._followed_at >= END_PROBE_SECONDS and follower.run_may_be_over():
+                fragments |= set(follower.fragments)
         return {fragment for fragment in fragments if not self._inbox.ended(fragment)}
 
     def _advised(self, advice: AdviceMessage) -> None:

@@ -1,6 +1,8 @@
 """Following commits: from a version in the bucket to a verified anchor, by records, never by trust.
 
-A record counts once the aggregators' attestation of it verifies; `anchors` reads what it names.
+A record counts once the aggregators' attestation of it verifies; `anchors` reads what it names. Both come
+with an announcement or from the bucket, and are checked alike; what does not hold there is read from the
+bucket.
 
 Nothing is listed. Without the right to list, a store refuses to read what is not there; so a refusal counts
 as "not there (yet)" where a version is only looked for, and is raised where one is known to be there. Wrong
@@ -10,7 +12,7 @@ credentials are raised everywhere.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deltapost.adapters import Backend
@@ -18,7 +20,9 @@ from deltapost.algorithms.checkpoints import check_checkpoint
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import ForkedHistory, HistoryError, NotReadable, ObjectMissing
 from deltapost.events import events
-from deltapost.learner.anchors import GONE, Anchors, check_link
+from deltapost.learner.anchors import GONE, Anchors
+from deltapost.learner.announcements import UNKNOWN, Announced
+from deltapost.learner.chain import check_link, check_slot
 from deltapost.learner.history import History
 from deltapost.limits import MAX_DOCUMENT_BYTES
 from deltapost.serialization import TensorBytes
@@ -76,7 +80,6 @@ class Follower:
         self._plan = plan
         self._history = history
         self._pinned = plan.manifest.aggregator_key or aggregator_key
-        self._every = plan.config.checkpoint_every
         self._newest = [history.newest(fragment) for fragment in range(len(plan.fragments))]
         self._anchors = Anchors(store, plan, backend, self._known_record)
         #: Ends that were met, and the fragments whose end was verified.
@@ -151,26 +154,37 @@ class Follower:
             raise ObjectMissing(attestation_key(self._plan.run, fragment, seen))
         return self.genesis(fragment)
 
-    def next_commit(self, fragment: int) -> Commit | None:
+    def next_commit(self, fragment: int, announced: Announced = UNKNOWN) -> Commit | None:
         """The newest attested version above the one seen, each record between verified; None: no news.
 
-        A learner that is far behind stops at every LONGEST_WALK versions, where the anchor is still kept.
+        Where the head was announced, the bucket is not asked for what comes after it. A learner that is far
+        behind stops at every LONGEST_WALK versions, where the anchor is still kept.
         """
         seen, previous = self._newest[fragment]
         records: list[Record] = []
-        for record in self._records_from(fragment, seen + 1):
+        proven: set[int] = set()
+        while announced.through is None or seen + len(records) < announced.through:
+            version = seen + len(records) + 1
+            record = announced.record(self._plan, fragment, version, previous, self.aggregator_key)
+            if record is not None:
+                proven.add(version)
+            else:
+                record = self._record(fragment, version)
+            if record is None:
+                break
             check_link(record, previous)
             records.append(record)
             previous = record.sha256
             if len(records) % LONGEST_WALK == 0:
                 with contextlib.suppress(*GONE):  # retention let that anchor go: a later one is kept
-                    return self._commit(fragment, records)
-        return self._commit(fragment, records)
+                    return self._commit(fragment, records, proven)
+        return self._commit(fragment, records, proven)
 
-    def _commit(self, fragment: int, records: list[Record]) -> Commit | None:
-        """The commit of the newest of these records that is attested; None when none is."""
+    def _commit(self, fragment: int, records: list[Record], proven: set[int]) -> Commit | None:
+        """The commit of the newest of these records that is attested, as the `proven` are; None: none is."""
         for count in range(len(records), 0, -1):
-            attested_by = self._attest(records[count - 1])
+            record = records[count - 1]
+            attested_by = self.aggregator_key if record.version in proven else self._attest(record)
             if attested_by is not None:
                 walked = records[:count]
                 anchor, bytes_read = self._anchors.read(fragment, walked)
@@ -180,11 +194,6 @@ class Follower:
     def record_of_base(self, fragment: int, base: int) -> Record | None:
         """The record that closed the round with this base version, if the bucket has it."""
         return self._record(fragment, base + 1)
-
-    def _records_from(self, fragment: int, version: int) -> Iterator[Record]:
-        while (record := self._record(fragment, version)) is not None:
-            yield record
-            version += 1
 
     def _record(self, fragment: int, version: int) -> Record | None:
         """The record; None when it is not there, as far as this learner can see. Notes an end met there."""
@@ -207,15 +216,7 @@ class Follower:
     def _slot(self, fragment: int, version: int) -> Record | FragmentEnd:
         key = record_key(self._plan.run, fragment, version)
         found = read_slot(self._store.get(key, length=MAX_DOCUMENT_BYTES + 1).data)
-        if (found.run, found.manifest, found.fragment, found.version) != (
-            self._plan.run,
-            self._plan.manifest_sha256,
-            fragment,
-            version,
-        ):
-            raise ForkedHistory(f"the object {key!r} is the record of another run, fragment or version")
-        if isinstance(found, Record):
-            check_checkpoint(found, self._every)
+        check_slot(self._plan, found, fragment, version)
         return found
 
     def end(self, fragment: int) -> FragmentEnd | None:

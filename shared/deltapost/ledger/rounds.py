@@ -219,6 +219,17 @@ def announced(ledger: Ledger, lease: Lease, version: int) -> None:
         hold(session, lease, announced=version)
 
 
+def documents_of(ledger: Ledger, run: str, fragment: int, version: int) -> tuple[bytes, bytes] | None:
+    """The record that produced `version` and its attestation: the bytes that were read from the bucket."""
+    with ledger.read() as session:
+        row = session.execute(
+            select(RoundRow.record, RoundRow.attestation).where(
+                RoundRow.run == run, RoundRow.fragment == fragment, RoundRow.version == version
+            )
+        ).one_or_none()
+    return None if row is None else (row.record, row.attestation)
+
+
 def record_of(ledger: Ledger, run: str, fragment: int, version: int) -> Record | None:
     """The indexed record that produced `version`."""
     with ledger.read() as session:

@@ -13,7 +13,12 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 from pydantic import Field
 
 from deltapost.errors import MalformedMessage
-from deltapost.limits import MAX_CONTRIBUTION_BYTES, MAX_FRAGMENTS, MAX_MESSAGE_BYTES
+from deltapost.limits import (
+    MAX_CONTRIBUTION_BYTES,
+    MAX_FRAGMENTS,
+    MAX_MESSAGE_BYTES,
+    MAX_PROOF_BYTES,
+)
 from deltapost.serialization.documents import (
     FORMAT,
     Counter,
@@ -89,14 +94,29 @@ class PassMessage(_Member):
     version: Counter
 
 
+class Proof(Document):
+    """A record's and its attestation's bytes, as the bucket holds them: nothing until they are checked."""
+
+    record: Annotated[bytes, Field(max_length=MAX_PROOF_BYTES)]
+    attestation: Annotated[bytes, Field(max_length=MAX_PROOF_BYTES)]
+
+    @property
+    def size(self) -> int:
+        return len(self.record) + len(self.attestation)
+
+
 class CommitMessage(Document):
-    """A round is committed: the record of `version` is in the bucket, with this hash."""
+    """A round is committed: the record of `version` is in the bucket, with this hash.
+
+    `proof` saves readers two requests to the bucket; it is left out where it is too large.
+    """
 
     kind: Literal["commit"] = "commit"
     run: Id
     fragment: Fragment
     version: Counter
     record: Digest
+    proof: Proof | None = None
 
 
 class AdviceMessage(Document):
