@@ -18,7 +18,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all sim golden-all mutants lint check bench bench-table bench-close bench-limit bench-files \
-	bench-mean bench-encode bench-announcement bench-curves bench-billion bench-liars bench-takeover load soak up down \
+	bench-mean bench-encode bench-job bench-announcement bench-curves bench-billion bench-liars bench-takeover load soak up down \
 	learner migrate constraints clean
 
 help: ## Lists the targets.
@@ -80,6 +80,9 @@ bench-curves: $(DEV_STAMP) ## Time and memory over learners, elements, fragments
 
 bench-billion: $(DEV_STAMP) ## Two rounds of a billion parameters, over its parts; not in bench. 24 GB RAM, 40 GB disk.
 	@$(BIN)/python benchmarks/billion.py $(ARGS)
+
+bench-job: $(DEV_STAMP) ## The whole job beside gradientmail 0.0.2: last upload to aligned, S3 requests a round.
+	@$(BIN)/python benchmarks/job.py $(ARGS)
 
 bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/liars.py $(ARGS)

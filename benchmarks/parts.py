@@ -63,15 +63,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def running(*, s3: bool, postgres: bool) -> Iterator[Parts]:
-    """Valkey, SeaweedFS or a directory, Postgres or SQLite: all empty, all stopped at the end."""
+def running(*, s3: bool, postgres: bool, metrics_port: int | None = None) -> Iterator[Parts]:
+    """Valkey, SeaweedFS or a directory, Postgres or SQLite: all empty, all stopped at the end.
+
+    `metrics_port`: where SeaweedFS tells what it was asked.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deltapost-bench-")))
         valkey = start_valkey()
         stack.callback(valkey.stop)
         environment: dict[str, str] = {}
         if s3:
-            server = stack.enter_context(running_seaweed())
+            told = {} if metrics_port is None else {"metricsPort": metrics_port}
+            server = stack.enter_context(running_seaweed(**told))
             store_url, environment = f"s3://{server.bucket}/load", server.environment
             store = open_store(store_url, **server.options)
         else:

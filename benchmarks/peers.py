@@ -12,7 +12,7 @@ from rich.console import Console
 BUILD = Path(__file__).parents[1] / "build" / "peers"
 #: What each needs beside itself, and the oldest Python that takes it.
 PEERS: dict[str, tuple[list[str], tuple[int, int]]] = {
-    "gradientmail==0.0.2": (["torch", "numpy"], (3, 12)),
+    "gradientmail==0.0.2": (["torch", "numpy", "boto3"], (3, 12)),
     "flwr==1.42.0": (["numpy"], (3, 11)),
 }
 
@@ -22,13 +22,14 @@ def python_of(peer: str, *, python: str | None, console: Console) -> Path:
     others, oldest = PEERS[peer]
     folder = BUILD / peer.replace("==", "-")
     ready = folder / ".ready"
-    if not ready.exists():
+    wanted = " ".join([peer, *others])
+    if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
         maker = python or _found(oldest)
         console.print(f"installing {peer} into {folder} with {maker}: {', '.join([peer, *others])}")
         subprocess.run([maker, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, peer, *others], check=True)
-        ready.touch()
+        ready.write_text(wanted, encoding="utf-8")
     return folder / "bin" / "python"
 
 

@@ -1,9 +1,9 @@
 """StorageReport: what a run keeps, what would go, and what a day more will cost at the present pace.
 
 Counts and bytes are of one listing of the run's prefix. The pace is the ledger's: the rounds of the last day.
-Requests are those that rounds cause: uploads by learners and aggregator, read-backs, and one reading of
-record, attestation and anchor (or update) by each participant; looks for the next record come on top, one
-for each fragment and poll while it is idle.
+Requests are those that rounds cause: uploads by learners and aggregator, read-backs, and one reading of the
+anchor (or update) by each participant; record and attestation come to it with their announcement. Looks for
+the next record come on top: one for each fragment and PROBE_SECONDS while it is silent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from deltapost.algorithms.retention import Retain
 from deltapost.audit.history import BucketHistory
 from deltapost.ledger import upkeep
 from deltapost.ledger.engine import Ledger
+from deltapost.limits import PROBE_SECONDS
 from deltapost.serialization.signing import SigningKey
 from deltapost.stores import UnfinishedUpload, UploadsStore
 from deltapost_aggregator import retention
@@ -29,8 +30,8 @@ LISTED_FOREIGN = 20
 _DOCUMENTS = 2
 _STATES = 2
 
-#: Documents and anchor (or update) that each participant reads of a round.
-_FOLLOWED = 3
+#: What each participant reads of a round: its anchor (or update).
+_FOLLOWED = 1
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,6 @@ def forecast(pace: upkeep.Pace, fragments: int, retain: Retain | None, poll_seco
         bytes_per_day=pace.per_day(pace.stored_bytes),
         puts_per_day=pace.per_day(pace.participants + written),
         gets_per_day=pace.per_day(pace.participants + written + _FOLLOWED * pace.participants),
-        idle_looks_per_day=fragments * 86_400 / poll_seconds,
+        idle_looks_per_day=fragments * 86_400 / max(poll_seconds, PROBE_SECONDS),
         settles_at_bytes=settles,
     )

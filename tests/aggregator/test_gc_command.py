@@ -83,7 +83,7 @@ def test_a_plan_says_what_would_go_and_what_a_day_costs_and_deletes_nothing(setu
     assert forecast["rounds_per_day"] > 0
     # One learner, no updates: delta, anchor, outer, record, attestation; read back, and followed by one.
     assert forecast["puts_per_day"] == pytest.approx(5 * forecast["rounds_per_day"])
-    assert forecast["gets_per_day"] == pytest.approx(8 * forecast["rounds_per_day"])
+    assert forecast["gets_per_day"] == pytest.approx(6 * forecast["rounds_per_day"])
     assert forecast["settles_at_bytes"] is None
     assert retained["forecast"]["settles_at_bytes"] > 0
     assert "deltas" in shown.stdout

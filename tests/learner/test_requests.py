@@ -1,4 +1,4 @@
-"""What a round costs in requests to the store while nothing is lost: three for each participant, and eight."""
+"""A round costs three requests to the store for each participant, and eight, while nothing is lost."""
 
 from __future__ import annotations
 
