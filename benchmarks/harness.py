@@ -2,8 +2,8 @@
 
 Every benchmark writes `build/bench/NAME.json`, with `--record` also `records/DATE-NAME.json`. A row of it
 holds the samples of both sides in seconds, their medians and the ratio of these; `at_least` or `at_most` is
-what the ratio has to reach, `aim` what it should. Sides are compared in one interleaved run, so that what
-else the machine does meets both.
+what the ratio has to reach, `aim` what it should; `unit` says what was counted instead of seconds. Sides are
+compared in one interleaved run, so that what else the machine does meets both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`make bench-job`: the whole job beside gradientmail 0.0.2, four learners whose steps sleep.
 
-    python benchmarks/job.py [--passes N] [--rounds N] [--postgres] [--peer-python PATH] [--json] [--record]
+    python benchmarks/job.py [--samples N] [--rounds N] [--postgres] [--peer-python PATH] [--json] [--record]
 
 Both sides take turns on the same SeaweedFS, each learner a process of its own, all with default settings:
 here with Valkey, SQLite as in the README, and a `deltapost aggregator`; there sessions also close rounds.
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from facts import keep, where
+from facts import where
+from harness import AsJson, PeerPython, Record, Row, Samples, Scale, compared, console, deliver, times
+from job_rounds import Rounds
 from parts import Parts, end, running
 from peers import python_of
-from rich.console import Console
-from rich.table import Table
 
 from fixtures.ports import free_ports
 
@@ -44,40 +44,8 @@ GIVEN: dict[str, Any] = {
 WARM_UP = 12
 #: Rounds in a row whose requests are one sample.
 WINDOW = 8
-#: What has to be reached: the ratio of seconds, and requests a round.
-AT_LEAST = 10.0
+#: Requests of a round, at most.
 MOST_REQUESTS = 3 * LEARNERS + 8
-
-
-class Rounds:
-    """What the learners said, by (fragment, number) of the round."""
-
-    def __init__(self) -> None:
-        self._uploaded: dict[tuple[int, int], list[float]] = {}
-        self._aligned: dict[tuple[int, int], dict[str, float]] = {}
-        self._held: dict[tuple[str, int], int] = {}
-        self.seconds: list[float] = []
-        self.uploads: list[int] = []
-
-    def hear(self, learner: str, what: str, at: float, fragment: int, number: int) -> bool:
-        """Takes in one line; whether all learners are aligned with one more round by it."""
-        if what == "uploaded":
-            self._uploaded.setdefault((fragment, number), []).append(at)
-            return False
-        before = self._held.get((learner, fragment), -1)
-        self._held[learner, fragment] = number
-        complete = False
-        # One who takes over a newer version at once is aligned with those between as well.
-        for passed in [key for key in self._uploaded if key[0] == fragment and before < key[1] <= number]:
-            aligned = self._aligned.setdefault(passed, {})
-            aligned[learner] = at
-            if len(aligned) == LEARNERS:
-                times = [each for each in self._uploaded.pop(passed) if each <= min(aligned.values())]
-                if times:
-                    self.seconds.append(max(aligned.values()) - max(times))
-                    self.uploads.append(len(times))
-                complete = True
-        return complete
 
 
 class Learner:
@@ -111,8 +79,8 @@ class Learner:
 class Place:
     """The servers of both sides, and how each side's processes are started there."""
 
-    def __init__(self, parts: Parts, metrics_port: int, python: Path) -> None:
-        self._parts, self._metrics_port, self._python = parts, metrics_port, python
+    def __init__(self, parts: Parts, metrics_port: int, python: Path, given: dict[str, Any]) -> None:
+        self._parts, self._metrics_port, self._python, self._given = parts, metrics_port, python, given
         self._runs = 0
 
     def requests(self) -> int:
@@ -134,7 +102,7 @@ class Place:
             for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
         }
         environment = {**os.environ, **parts.environment, **secrets, "AWS_DEFAULT_REGION": "us-east-1"}
-        given = GIVEN | {
+        given = self._given | {
             "run": run,
             "store": parts.store_url,
             "redis_url": parts.redis_url,
@@ -163,9 +131,9 @@ class Place:
 
 
 def measured(place: Place, side: str, rounds: int) -> dict[str, list[float]]:
-    """One pass of one side: seconds of each round, requests a round, and uploads that were in time."""
+    """One sample of a side: seconds of each round, requests a round, and uploads that were in time."""
     heard: queue.Queue[tuple[str, str, float, int, int]] = queue.Queue()
-    found, requests = Rounds(), []
+    found, requests = Rounds(LEARNERS), []
     with place.learners(side, heard) as learners:
         ready = complete = counted = 0
         while complete < WARM_UP + rounds:
@@ -197,82 +165,54 @@ def measured(place: Place, side: str, rounds: int) -> dict[str, list[float]]:
 
 
 def main(
-    passes: Annotated[int, typer.Option(min=1, help="Passes of each side, in turns.")] = 3,
-    rounds: Annotated[int, typer.Option(min=WINDOW, help="Rounds measured in each pass.")] = 40,
+    samples: Samples = 3,
+    rounds: Annotated[int, typer.Option(min=WINDOW, help="Rounds measured in each sample.")] = 24,
     postgres: Annotated[bool, typer.Option("--postgres", help="Postgres instead of SQLite.")] = False,
-    peer_python: Annotated[str, typer.Option(help="A Python from 3.12 on, for the peer.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Write it to records/.")] = False,
+    scale: Scale = 1.0,
+    peer_python: PeerPython = "",
+    as_json: AsJson = False,
+    record: Record = False,
 ) -> None:
     """Seconds from a round's last upload to all aligned, and requests a round. Progress goes to stderr."""
-    console = Console(stderr=True)
     facts = where("bench-job")
+    given = GIVEN | {"parameters": max(GIVEN["fragments"], round(scale * GIVEN["parameters"]))}
     python = python_of(PEER, python=peer_python or None, console=console)
-    sides: dict[str, dict[str, list[float]]] = {
-        side: {"seconds": [], "requests": [], "uploads": []} for side in ("deltapost", "gradientmail")
-    }
+    sides: dict[str, dict[str, list[float]]] = {side: {} for side in ("deltapost", "gradientmail")}
     (port,) = free_ports(1)
     with running(s3=True, postgres=postgres, metrics_port=port) as parts:
-        place = Place(parts, port, python)
-        for number in range(passes):
-            for side, samples in sides.items():
+        place = Place(parts, port, python, given)
+        for number in range(samples):
+            for side, found in sides.items():
                 one = measured(place, side, rounds)
                 for name, values in one.items():
-                    samples[name] += values
+                    found.setdefault(name, []).extend(values)
                 seconds, asked = (statistics.median(one[name]) for name in ("seconds", "requests"))
-                console.print(f"pass {number + 1}, {side}: {seconds:.3f} s, {asked:.1f} requests a round")
-    result = facts | summary(sides) | {"ledger": "postgresql" if postgres else "sqlite"}
-    if record:
-        console.print(f"written to {keep('job', result)}")
-    if as_json:
-        print(json.dumps(result))
-    else:
-        show(result)
+                console.print(f"{number + 1}, {side}: {seconds:.3f} s, {asked:.1f} requests a round")
+    ledger = "postgresql" if postgres else "sqlite"
+    result = facts | {"peer": PEER, **given, "scale": scale, "ledger": ledger, "rows": rows(sides)}
+    deliver("job", result, title="The whole job", as_json=as_json, record=record)
 
 
-def summary(sides: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """The samples with their medians, and the ratios of those."""
-    rows: dict[str, Any] = {}
-    for side, samples in sides.items():
-        ordered = sorted(samples["seconds"])
-        rows[side] = {
-            "median_seconds": round(statistics.median(ordered), 4),
-            "p90_seconds": round(ordered[int(0.9 * (len(ordered) - 1))], 4),
-            "median_requests": round(statistics.median(samples["requests"]), 2),
-            "mean_requests": round(statistics.mean(samples["requests"]), 2),
-            "mean_uploads": round(statistics.mean(samples["uploads"]), 2),
-            "seconds": [round(each, 4) for each in samples["seconds"]],
-            "requests": [round(each, 2) for each in samples["requests"]],
-        }
+def rows(sides: dict[str, dict[str, list[float]]]) -> dict[str, Row]:
+    """What the rounds of both sides come to."""
+    each = {name: {side: found[name] for side, found in sides.items()} for name in ("seconds", "requests")}
+    uploads = {side: round(statistics.mean(found["uploads"]), 2) for side, found in sides.items()}
+    slow = {side: sorted(found)[int(0.9 * (len(found) - 1))] for side, found in each["seconds"].items()}
+    asked = each["requests"] | {"3N + 8": [float(MOST_REQUESTS)]}
+    means = {side: round(statistics.mean(found), 2) for side, found in each["requests"].items()}
     return {
-        "peer": PEER,
-        "learners": LEARNERS,
-        **GIVEN,
-        "sides": rows,
-        "ratio": round(rows["gradientmail"]["median_seconds"] / rows["deltapost"]["median_seconds"], 1),
-        "at_least": AT_LEAST,
-        "most_requests": MOST_REQUESTS,
+        "last upload to all aligned, 4 learners, 4 fragments, 2M": compared(
+            each["seconds"],
+            times("gradientmail", "deltapost"),
+            at_least=10.0,
+            aim=20.0,
+            uploads_in_time=uploads,
+            ninety_of_a_hundred=slow,
+        ),
+        "S3 requests of such a round, over 3N + 8": compared(
+            asked, times("deltapost", "3N + 8"), at_most=1.0, unit="requests", means=means
+        ),
     }
-
-
-def show(result: dict[str, Any]) -> None:
-    table = Table("", "deltapost", "gradientmail", "", title="The whole job: a round")
-    mine, theirs = (result["sides"][side] for side in ("deltapost", "gradientmail"))
-
-    def row(what: str, name: str, digits: int, verdict: str) -> None:
-        table.add_row(what, f"{mine[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", verdict)
-
-    row(
-        "seconds, last upload to all aligned, median",
-        "median_seconds",
-        3,
-        f"{result['ratio']:.1f} times, at least {AT_LEAST:.0f}",
-    )
-    row("the same, 90 of 100", "p90_seconds", 3, "")
-    row("S3 requests, median", "median_requests", 1, f"at most {MOST_REQUESTS}")
-    row("S3 requests, mean", "mean_requests", 1, "")
-    row("uploads in time, mean", "mean_uploads", 1, f"of {LEARNERS}")
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ def markdown() -> str:
 
 def measured(row: dict[str, Any]) -> str:
     """The ratio, and the medians that it is of."""
-    sides = ", ".join(f"{side} {median:.3g} s" for side, median in row["medians"].items())
+    unit = row.get("unit", "s")
+    sides = ", ".join(f"{side} {median:.3g} {unit}" for side, median in row["medians"].items())
     return f"**{row['ratio']:g}×** ({sides})"
 
 

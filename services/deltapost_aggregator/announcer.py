@@ -14,6 +14,7 @@ from deltapost.errors import StreamError
 from deltapost.events import events
 from deltapost.ledger import rounds
 from deltapost.ledger.leases import Lease
+from deltapost.ledger.rounds import Indexed
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.seals import Sealed
 from deltapost.limits import MAX_COMMITS_ENTRIES, MAX_PROOF_BYTES
@@ -44,10 +45,11 @@ class Announcer:
         #: The highest id that the commits stream was seen to have.
         self._newest = START
 
-    def announce(self, lease: Lease, standing: Standing) -> None:
-        """Announces the head if that has not been noted yet."""
+    def announce(self, lease: Lease, standing: Standing, indexed: Indexed | None = None) -> None:
+        """Announces the head if that has not been noted yet; `indexed` is what led to it, if just now."""
         if standing.announced < standing.head:
-            self._announce(lease, standing)
+            fresh = indexed is not None and indexed.version == standing.head
+            self._announce(lease, standing, indexed.documents if indexed and fresh else None)
 
     def remind(self, lease: Lease, standing: Standing) -> None:
         """Announces the head again if the stream was emptied, or is an older copy of itself."""
@@ -59,7 +61,9 @@ class Announcer:
             logger.warning("announcements_lost", extra={"run": lease.run, "fragment": lease.fragment})
             self._announce(lease, standing)
 
-    def _announce(self, lease: Lease, standing: Standing) -> None:
+    def _announce(
+        self, lease: Lease, standing: Standing, documents: tuple[bytes, bytes] | None = None
+    ) -> None:
         self._services.reach("announce.before")
         self._append(
             CommitMessage(
@@ -67,17 +71,17 @@ class Announcer:
                 fragment=lease.fragment,
                 version=standing.head,
                 record=standing.head_sha256,
-                proof=self._proof(standing),
+                proof=self._proof(standing, documents),
             )
         )
         self._services.reach("announce.sent")
         rounds.announced(self._services.ledger, lease, standing.head)
 
-    def _proof(self, standing: Standing) -> Proof | None:
-        """Record and attestation of the head, as the ledger has them; None where they are too large."""
-        documents = rounds.documents_of(
-            self._services.ledger, self._context.run, self._fragment, standing.head
-        )
+    def _proof(self, standing: Standing, documents: tuple[bytes, bytes] | None) -> Proof | None:
+        """Record and attestation of the head, else as the ledger has them; None where they are too large."""
+        if documents is None:
+            ledger, run = self._services.ledger, self._context.run
+            documents = rounds.documents_of(ledger, run, self._fragment, standing.head)
         if documents is None or sum(map(len, documents)) > MAX_PROOF_BYTES:
             return None
         return Proof(record=documents[0], attestation=documents[1])

@@ -122,6 +122,7 @@ class Closer:
         observations = self._observations(lease, before, stages, sealed)
         origin = "own" if own else seals.origin(self._services.ledger, record)
         attestation = self._attester.attest(before, record, observations, origin)
+        self._context.named.note(record)
         self._services.reach("round.tx_sent")
         indexed = rounds.index(self._services.ledger, lease, record, attestation)
         self._services.reach("round.tx_done")

@@ -20,6 +20,7 @@ from deltapost.serialization.signing import SigningKey
 from deltapost.stores import ObjectStore
 from deltapost.streams import MessageLog
 from deltapost_aggregator.cache import PayloadMemory
+from deltapost_aggregator.garbage import NamedKeys
 from deltapost_aggregator.keyring import Keyring
 from deltapost_aggregator.settings import AggregatorSettings
 from deltapost_aggregator.spool import Spool
@@ -120,6 +121,8 @@ class RunContext:
         self._lock = threading.Lock()
         self._liveness = Liveness(services.settings.learner_lease_seconds, plan.config.stall_after_seconds)
         self.keys = Keyring(services, plan)
+        #: What the rounds that this process indexed name: garbage collection need not read them again.
+        self.named = NamedKeys()
         self._first_versions: dict[str, int] = {}
         self._members_known = False
         #: Who is live, with the keys by which that was found; None once it may be another.

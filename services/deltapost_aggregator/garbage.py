@@ -19,33 +19,80 @@ deleted.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from deltapost.audit.history import Attested, BucketHistory, objects_of
 from deltapost.points import Reach, nothing
 from deltapost.serialization.names import OBJECT_AREAS, ParsedKey, anchor_key, parse_key
+from deltapost.serialization.records import Record
 from deltapost.serialization.retention import Released
 from deltapost.stores import ObjectInfo
 
 #: `kept`: named by its record, or no object of a round; `open`: no record of its base decides yet.
 Judgement: TypeAlias = Literal["kept", "open", "unnamed", "released", "foreign"]
 
-#: Rounds whose named keys are remembered: some 100 bytes for each key.
-REMEMBERED_ROUNDS: Final = 256
+#: Keys that rounds name and that are remembered, some 150 bytes each. At four participants they are of 2,700
+#: rounds, more than a pass of garbage collection has new ones.
+REMEMBERED_KEYS: Final = 16_384
+
+
+class Named(NamedTuple):
+    """The keys that a record has kept, and that of its anchor, kept or not."""
+
+    kept: frozenset[str]
+    anchor: str
+
+
+class NamedKeys:
+    """What attested records name, by round: of those read last, in bounded memory. Thread-safe.
+
+    Records and attestations never change, so what was once read from the bucket need not be read again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._named: OrderedDict[tuple[int, int], Named] = OrderedDict()
+        self._count = 0
+
+    def note(self, record: Record) -> Named:
+        """The record was read from the bucket, and so was an attestation of it by the run's key."""
+        anchor = anchor_key(record.run, record.fragment, record.base, record.anchor.sha256)
+        named = Named(objects_of(record), anchor)
+        with self._lock:
+            before = self._named.pop((record.fragment, record.base), None)
+            self._count += len(named.kept) - (0 if before is None else len(before.kept))
+            self._named[record.fragment, record.base] = named
+            while self._count > REMEMBERED_KEYS:
+                self._count -= len(self._named.popitem(last=False)[1].kept)
+        return named
+
+    def of(self, fragment: int, base: int) -> Named | None:
+        """The keys that the record of the round with this base names; None when that is not remembered."""
+        with self._lock:
+            return self._named.get((fragment, base))
 
 
 class Judge:
-    """Says of each object what the bucket says of it. `released` replaces the notes: a plan's own."""
+    """Says of each object what the bucket says of it. `released` replaces the notes: a plan's own.
 
-    def __init__(self, history: BucketHistory, released: dict[int, Released] | None = None) -> None:
+    `named` may be shared with whoever reads records anyway.
+    """
+
+    def __init__(
+        self,
+        history: BucketHistory,
+        released: dict[int, Released] | None = None,
+        *,
+        named: NamedKeys | None = None,
+    ) -> None:
         self._history = history
+        self._named = named if named is not None else NamedKeys()
         self._planned = released
         self._released: dict[int, Released | None] = {}
-        #: By fragment and base: the keys that the record has kept, and that of its anchor, kept or not.
-        self._named: OrderedDict[tuple[int, int], tuple[frozenset[str], str]] = OrderedDict()
 
     def refresh(self) -> None:
         """Looks at the retention notes again."""
@@ -70,16 +117,13 @@ class Judge:
             return self._last_anchor(parsed.fragment, parsed.version) if key == anchor else "unnamed"
         return "released" if self._lets_go(parsed) else "kept"
 
-    def _names(self, fragment: int, base: int) -> tuple[frozenset[str], str] | None:
-        known = self._named.get((fragment, base))
+    def _names(self, fragment: int, base: int) -> Named | None:
+        known = self._named.of(fragment, base)
         if known is None:
             found = self._history.read(fragment, base + 1)
             if not isinstance(found, Attested):
                 return None
-            anchor = anchor_key(self._history.run, fragment, base, found.record.anchor.sha256)
-            known = self._named[fragment, base] = (objects_of(found.record), anchor)
-            if len(self._named) > REMEMBERED_ROUNDS:
-                self._named.popitem(last=False)
+            known = self._named.note(found.record)
         return known
 
     def _last_anchor(self, fragment: int, base: int) -> Judgement:

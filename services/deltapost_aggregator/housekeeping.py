@@ -84,7 +84,7 @@ class Housekeeper:
         self._history = BucketHistory(
             context.services.store, context.plan.manifest, context.services.key.public
         )
-        self._judge = Judge(self._history)
+        self._judge = Judge(self._history, named=context.named)
         self._retain = Retain.parse(settings.retain) if settings.retain else None
         self._next_pass = context.services.monotonic()
         self._units: deque[_Unit] = deque()

@@ -260,7 +260,7 @@ class FragmentWorker:
         self._policy.begin(standing.head)
         self._going_on()
         self._reset_pause = FIRST_RESET_PAUSE_SECONDS
-        self._announcer.announce(lease, standing)
+        self._announcer.announce(lease, standing, indexed)
         if sealed is not None and not indexed.rewound:
             self._announcer.trim(standing, sealed)
 

@@ -6,7 +6,7 @@ import pytest
 
 from deltapost.ledger.engine import Ledger
 from deltapost.serialization.messages import CommitMessage, read_message
-from deltapost.serialization.names import commits_stream
+from deltapost.serialization.names import attestation_key, commits_stream, record_key
 from deltapost.streams import START
 from fixtures.pipeline import RUN, Pipeline, arrays, healthy
 
@@ -41,6 +41,12 @@ def test_a_commit_that_its_owner_did_not_announce_is_announced_by_the_next(ledge
     pipeline.settle()
 
     assert announced(pipeline) == [1]
+    (entry,) = pipeline.log.read(commits_stream(RUN), START, limit=9)
+    message = read_message(entry.data or b"").message
+    assert isinstance(message, CommitMessage)
+    assert message.proof is not None
+    assert message.proof.record == pipeline.store.get(record_key(RUN, 0, 1)).data
+    assert message.proof.attestation == pipeline.store.get(attestation_key(RUN, 0, 1)).data
 
 
 def test_it_is_announced_first_however_much_waits_to_be_read(ledger: Ledger) -> None:

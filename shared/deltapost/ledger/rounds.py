@@ -35,10 +35,14 @@ from deltapost.streams import START
 
 @dataclass(frozen=True)
 class Indexed:
-    """What indexing a record did. `rewound`: it was not this ledger's seal, so the stream is read again."""
+    """What indexing a record did. `rewound`: it was not this ledger's seal, so the stream is read again.
+
+    `documents`: the bytes of record and attestation, as they are in the bucket and now in the ledger.
+    """
 
     version: int
     rewound: bool
+    documents: tuple[bytes, bytes]
 
 
 def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation) -> Indexed:
@@ -82,7 +86,7 @@ def index(ledger: Ledger, lease: Lease, record: Record, attestation: Attestation
         if rewound:
             moved["position"] = START
         hold(session, lease, **moved)
-    return Indexed(record.version, rewound)
+    return Indexed(record.version, rewound, (data, attestation.to_bytes()))
 
 
 def next_sequence(session: Session, run: str) -> int:
