@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deltapost.adapters import Backend
-from deltapost.algorithms.checkpoints import check_checkpoint
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import ForkedHistory, HistoryError, NotReadable, ObjectMissing
 from deltapost.events import events
