@@ -63,7 +63,7 @@ def test_what_is_remembered_is_bounded(
     made.run_to(1)
     record = made.record(1)
     named = NamedKeys()
-    keys = len(named.note(record))
+    keys = len(named.note(record).kept)
     monkeypatch.setattr(garbage, "REMEMBERED_KEYS", 3 * keys)
 
     for version in range(1, 20):
