@@ -28,7 +28,10 @@ class Told:
 torch.set_num_threads(1)
 model = Model()
 algorithm = deltapost.DiLoCo(
-    sync_every=GIVEN["sync_every"], fragments=GIVEN["fragments"], in_flight=GIVEN["in_flight"]
+    sync_every=GIVEN["sync_every"],
+    fragments=GIVEN["fragments"],
+    in_flight=GIVEN["in_flight"],
+    quorum_size=GIVEN["quorum_size"],
 )
 run = deltapost.join(
     GIVEN["run"],

@@ -26,7 +26,10 @@ model = Model()
 session = gradientmail.Session(
     model,
     algorithm=gradientmail.DiLoCo(
-        sync_every=GIVEN["sync_every"], fragments=GIVEN["fragments"], in_flight=GIVEN["in_flight"]
+        sync_every=GIVEN["sync_every"],
+        fragments=GIVEN["fragments"],
+        in_flight=GIVEN["in_flight"],
+        quorum_size=GIVEN["quorum_size"],
     ),
     mailbox=gradientmail.S3Mailbox(GIVEN["bucket"], GIVEN["run"], endpoint_url=GIVEN["endpoint"]),
     node_id=GIVEN["learner"],

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import func, select
 
 from deltapost.learner import courier
+from deltapost.ledger.tables import LearnerRow
 from deltapost_aggregator import fleet
 from fixtures.requests import CountedStore
-from fixtures.served import CLAIMS, Served, algorithm, small_model
+from fixtures.served import CLAIMS, Served, algorithm, eventually, small_model
 
 LEARNERS = ("ada", "bob", "cyd")
 ROUNDS = 5
 #: Threads of an aggregator that ask the store by a timer of their own, not for a round.
 BESIDE = ("housekeeping",)
+
+
+def members_seen(served: Served) -> int:
+    """Learners whose first message the aggregator has read, and whose keys it therefore knows."""
+    with served.ledger.read() as session:
+        seen = select(func.count()).where(LearnerRow.last_seen_at.is_not(None))
+        return session.scalars(seen).one()
 
 
 @pytest.mark.parametrize("commit_dtype", [None, "BF16"])
@@ -34,7 +43,8 @@ def test_a_round_costs_three_requests_a_learner_and_eight(
     runs = [served.join(small_model(), config, learner=learner, repost_seconds=600.0) for learner in LEARNERS]
 
     for version in range(1 + ROUNDS):
-        if version == 1:  # the first round has its own: a session's first upload is read back, for one
+        if version == 1:  # the first has its own: keys are read, and a session's first upload is read back
+            eventually(lambda: members_seen(served) == len(LEARNERS))
             store.asked.clear()
         for run in runs:
             run.publish_contribution(0, version, delta=small_model(0.5), **CLAIMS)
