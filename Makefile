@@ -138,13 +138,16 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DOWNLOAD = echo "Installing $(1) into $(VENV). The first time this downloads about $(2) MB with torch's CPU build \
 	(macOS: 100 MB less), or 3 GB where pip takes the CUDA build: README.md says how to choose."
 
-$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+# The kernels are compiled at the installation: other sources need another one.
+KERNELS = $(wildcard shared/deltapost/adapters/kernels/*.[ch])
+
+$(DEV_STAMP): pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	@$(call DOWNLOAD,everything for development,450)
 	@$(INSTALL) -e '.[dev]'
 	@touch $(DEMO_STAMP) $@
 
 # Whoever has the development install has the demo's too: both stamps are set there.
-$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(DEMO_STAMP): pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	@$(call DOWNLOAD,what the demo needs,260)
 	@$(INSTALL) -e '.[demo]'
 	@touch $@
