@@ -80,6 +80,7 @@ def record_with(**fields: Any) -> bytes:
         "version": 1,
         "previous": bytes(32),
         "generation": 0,
+        "checkpoint": True,
         "degraded": False,
         "participants": [],
         "cosine": None,
