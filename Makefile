@@ -18,7 +18,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all sim golden-all mutants lint check bench bench-table bench-close bench-limit bench-files \
-	bench-mean bench-encode bench-job bench-announcement bench-curves bench-billion bench-liars bench-takeover load soak up down \
+	bench-mean bench-encode bench-job bench-intake bench-announcement \
+	bench-curves bench-billion bench-liars bench-takeover load soak up down \
 	learner migrate constraints clean
 
 help: ## Lists the targets.
@@ -83,6 +84,8 @@ bench-billion: $(DEV_STAMP) ## Two rounds of a billion parameters, over its part
 
 bench-job: $(DEV_STAMP) ## The whole job beside gradientmail 0.0.2: last upload to aligned, S3 requests a round.
 	@$(BIN)/python benchmarks/job.py $(ARGS)
+bench-intake: $(DEV_STAMP) ## Envelopes taken in per second beside a bare loop. ARGS="--record" keeps the result.
+	@$(BIN)/python benchmarks/intake.py $(ARGS)
 
 bench-liars: $(DEV_STAMP) ## Two liars of eight against every merge rule. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/liars.py $(ARGS)
