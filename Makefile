@@ -84,6 +84,7 @@ bench-billion: $(DEV_STAMP) ## Two rounds of a billion parameters, over its part
 
 bench-job: $(DEV_STAMP) ## The whole job beside gradientmail 0.0.2: last upload to aligned, S3 requests a round.
 	@$(BIN)/python benchmarks/job.py $(ARGS)
+
 bench-intake: $(DEV_STAMP) ## Envelopes taken in per second beside a bare loop. ARGS="--record" keeps the result.
 	@$(BIN)/python benchmarks/intake.py $(ARGS)
 
