@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from deltapost.algorithms.sealing import (
@@ -63,6 +63,8 @@ class Intake:
         self._caution = Caution(context, fragment)
         self._max_bytes = context.plan.max_payload_bytes(fragment)
         self._without_key: frozenset[str] = frozenset()
+        #: The open round as the last batch left it, and where.
+        self._kept: tuple[Lease, Standing, OpenRound] | None = None
 
     @property
     def limit(self) -> int:
@@ -72,6 +74,19 @@ class Intake:
     def begin(self, lease: Lease) -> None:
         """The fragment was taken over."""
         self._caution.begin(lease)
+
+    def open_round(self, lease: Lease, standing: Standing) -> OpenRound:
+        """What is decided of the round that is open at `standing`: as the last `take` left it, or read anew.
+
+        Nobody else can have changed it: whoever does moves the token, the head, the epoch or the position.
+        """
+        if self._kept is not None and self._kept[:2] == (lease, standing):
+            return self._kept[2]
+        return ledger_intake.open_round(self._services.ledger, lease.run, lease.fragment, standing.head)
+
+    def forget(self) -> None:
+        """Nothing waits: the open round is read anew from now on, until entries come."""
+        self._kept = None
 
     def take(
         self,
@@ -101,9 +116,9 @@ class Intake:
         read = [self._read(entry) for entry in entries]
         envelopes = [item for item in read if isinstance(item, SignedMessage)]
         self._without_key = self._context.keys.without_key({_learner(signed) for signed in envelopes})
-        view = ledger_intake.open_round(
-            ledger, lease.run, lease.fragment, before.head, [signed.sha256 for signed in envelopes]
-        )
+        view = self.open_round(lease, before)
+        self._kept = None
+        view.meets(ledger_intake.answered(ledger, lease.run, [signed.sha256 for signed in envelopes]))
         self._payloads.begin(envelopes, partial(self._will_be_fetched, view))
         decisions: list[Decision] = []
         record_ahead = False
@@ -129,6 +144,8 @@ class Intake:
             reach("intake.tx_sent")
             ledger_intake.record(ledger, lease, before, decisions[-1].entry_id, decisions)
             reach("intake.tx_done")
+            before = replace(before, position=decisions[-1].entry_id)
+        self._kept = (lease, before, view)
         return Taken(decisions, record_ahead, failure)
 
     def _read(self, entry: Entry) -> SignedMessage | Uncounted:

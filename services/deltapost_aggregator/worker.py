@@ -28,6 +28,7 @@ from deltapost.limits import FIRST_RESET_PAUSE_SECONDS, LONGEST_RESET_PAUSE_SECO
 from deltapost.serialization.names import envelope_stream
 from deltapost.streams import START, Entry, position_key
 from deltapost_aggregator.announcer import Announcer
+from deltapost_aggregator.caution import BATCH_ENTRIES
 from deltapost_aggregator.closer import Closer
 from deltapost_aggregator.computing import LeftOut
 from deltapost_aggregator.context import RunContext
@@ -166,7 +167,9 @@ class FragmentWorker:
             standing, failure = self._take(lease, standing, entries)
             if not self._probed:
                 return "read"
-        sealed_now = self._seal_if_ready(lease, standing)
+        else:
+            self._intake.forget()
+        sealed_now = self._seal_if_ready(lease, standing, more=len(entries) == BATCH_ENTRIES)
         if sealed_now is not None:
             return self._commit(lease, standing, sealed_now, self._policy.stages(standing.head))
         if failure is not None:
@@ -307,12 +310,14 @@ class FragmentWorker:
             standing = replace(standing, position=taken.decisions[-1].entry_id)
         return standing, taken.failure
 
-    def _seal_if_ready(self, lease: Lease, standing: Standing) -> Sealed | None:
-        view = ledger_intake.open_round(self._services.ledger, lease.run, lease.fragment, standing.head)
+    def _seal_if_ready(self, lease: Lease, standing: Standing, *, more: bool) -> Sealed | None:
+        """`more`: entries probably wait still, so why the round does not close is said after them."""
+        view = self._intake.open_round(lease, standing)
         ready = self._policy.ready(view, standing.position)
         if isinstance(ready, Waiting):
             self._due_seconds = math.inf if ready.seconds is None else max(0.0, ready.seconds)
-            self._note_waiting(lease, ready.reason)
+            if not more:
+                self._note_waiting(lease, ready.reason)
             return None
         self._services.reach("seal.tx_sent")
         sealed = seals.seal(self._services.ledger, lease, standing, self._context.plan.config.quorum_size)

@@ -143,6 +143,13 @@ class OpenRound:
             self.posted.get(message.learner, 0) >= MAX_ENVELOPES_PER_VERSION or bytes_after > max_posted_bytes
         )
 
+    def meets(self, answered: Mapping[bytes, Verdict]) -> None:
+        """A batch begins: what records answered of its envelopes takes the place of the last batch's."""
+        for envelope in self.fixed:
+            self.known.pop(envelope, None)
+        self.known.update(answered)
+        self.fixed = set(answered)
+
     def post(self, learner: str, payload_bytes: int, frame_bytes: int) -> None:
         """Counts an unanswered envelope against its learner's quota, and the round's."""
         self.listed_bytes += frame_bytes

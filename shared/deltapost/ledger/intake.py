@@ -6,10 +6,12 @@ owner that read from elsewhere changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Table, bindparam, func, select, update
+from sqlalchemy.orm import Session
 
 from deltapost.algorithms.sealing import Decision, Judged, OpenRound, Repeated, Uncounted
 from deltapost.ledger.engine import Ledger
@@ -17,12 +19,14 @@ from deltapost.ledger.leases import Lease, hold
 from deltapost.ledger.runs import Standing
 from deltapost.ledger.tables import ContributionRow, UnverifiedRow
 from deltapost.ledger.writing import add_counts, upsert
+from deltapost.serialization.verdicts import Verdict
+
+assert isinstance(ContributionRow.__table__, Table)
+_TABLE = ContributionRow.__table__
 
 
-def open_round(
-    ledger: Ledger, run: str, fragment: int, head: int, envelopes: Iterable[bytes] = ()
-) -> OpenRound:
-    """What is decided of the fragment's open round, and what is known of `envelopes`.
+def open_round(ledger: Ledger, run: str, fragment: int, head: int) -> OpenRound:
+    """What is decided of the fragment's open round.
 
     Call it when no seal is pending: every unanswered verdict then belongs to the open round.
     """
@@ -41,28 +45,26 @@ def open_round(
                 ContributionRow.answered_version.is_(None),
             )
         ).all()
-        wanted = list(envelopes)
-        answered: Sequence[Any] = (
-            session.execute(
-                select(ContributionRow.envelope, ContributionRow.verdict).where(
-                    ContributionRow.run == run,
-                    ContributionRow.envelope.in_(wanted),
-                    ContributionRow.answered_version.is_not(None),
-                )
-            ).all()
-            if wanted
-            else []
-        )
     view = OpenRound(head)
     for envelope, learner, version, verdict, payload_size, frame_bytes in unanswered:
         view.known[envelope] = verdict
         view.post(learner, payload_size or 0, frame_bytes or 0)
         if verdict == "accepted" and version == head:
             view.slots[learner] = envelope
-    for envelope, verdict in answered:
-        view.known[envelope] = verdict
-        view.fixed.add(envelope)
     return view
+
+
+def answered(ledger: Ledger, run: str, envelopes: Sequence[bytes]) -> dict[bytes, Verdict]:
+    """The verdicts of those of the envelopes that a record has answered."""
+    with ledger.read() as session:
+        rows: Sequence[Any] = session.execute(
+            select(_TABLE.c.envelope, _TABLE.c.verdict).where(
+                _TABLE.c.run == run,
+                _TABLE.c.envelope.in_(envelopes),
+                _TABLE.c.answered_version.is_not(None),
+            )
+        ).all()
+    return dict(map(tuple, rows))
 
 
 def outstanding(ledger: Ledger, run: str, fragment: int) -> dict[str, int]:
@@ -103,8 +105,8 @@ def record(
     Raises LeaseLost when token, head, stream epoch or position in the row are not those of `before`.
     """
     with ledger.write() as session:
-        hold(session, lease, at=before, position=position, updated_at=ledger.now(session))
         now = ledger.now(session)
+        hold(session, lease, at=before, position=position, updated_at=now)
         upsert(
             session,
             ContributionRow,
@@ -112,20 +114,14 @@ def record(
             replace=("verdict", "detail", "entry_id", "stream_epoch"),
             count="deliveries",
         )
-        for decision in decisions:
-            if isinstance(decision, Repeated):
-                session.execute(
-                    update(ContributionRow)
-                    .where(
-                        ContributionRow.run == lease.run, ContributionRow.envelope == decision.signed.sha256
-                    )
-                    .values(deliveries=ContributionRow.deliveries + 1)
-                )
-        counts: dict[tuple[str, str], int] = {}
-        for decision in decisions:
-            if isinstance(decision, Uncounted):
-                key = (decision.reason, decision.learner)
-                counts[key] = counts.get(key, 0) + 1
+        add_deliveries(
+            session,
+            lease.run,
+            Counter(decision.signed.sha256 for decision in decisions if isinstance(decision, Repeated)),
+        )
+        counts = Counter(
+            (decision.reason, decision.learner) for decision in decisions if isinstance(decision, Uncounted)
+        )
         add_counts(
             session,
             UnverifiedRow,
@@ -140,6 +136,17 @@ def record(
                 }
                 for (reason, learner), count in sorted(counts.items())
             ],
+        )
+
+
+def add_deliveries(session: Session, run: str, deliveries: Mapping[bytes, int]) -> None:
+    """Counts further deliveries of envelopes that have their rows."""
+    if deliveries:
+        session.connection().execute(
+            update(_TABLE)
+            .where(_TABLE.c.run == run, _TABLE.c.envelope == bindparam("of"))
+            .values(deliveries=_TABLE.c.deliveries + bindparam("further")),
+            [{"of": envelope, "further": count} for envelope, count in sorted(deliveries.items())],
         )
 
 
