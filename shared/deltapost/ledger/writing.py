@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult, Update, inspect
+from sqlalchemy import CursorResult, FromClause, Update, inspect
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -24,7 +24,7 @@ def changed(session: Session, statement: Update) -> bool:
     return result.rowcount == 1
 
 
-def _insert(session: Session, table: type[Base]) -> Any:
+def _insert(session: Session, table: type[Base] | FromClause) -> Any:
     dialect = session.get_bind().dialect.name
     return (postgresql if dialect == "postgresql" else sqlite).insert(table)
 
@@ -54,12 +54,13 @@ def upsert(
     """
     if not rows:
         return
-    statement = _insert(session, table)
+    statement = _insert(session, inspect(table).local_table)
     values: dict[str, Any] = {column: statement.excluded[column] for column in replace}
     if count is not None:
         values[count] = inspect(table).columns[count] + 1
     statement = statement.on_conflict_do_update(index_elements=_key(table), set_=values)
-    session.execute(statement, [dict(row) for row in rows])  # one row after another, in their order
+    # One row after another, in their order; not through the mapper, which costs more than the database does.
+    session.connection().execute(statement, [dict(row) for row in rows])
 
 
 def add_counts(session: Session, table: type[Base], rows: Sequence[Row]) -> None:
