@@ -123,7 +123,12 @@ def encode_canonical(value: object) -> bytes:
     return packed
 
 
+_AS_THEY_ARE: Final = frozenset({type(None), bool, int, str, bytes})
+
+
 def _canonical(value: object) -> object:
+    if type(value) in _AS_THEY_ARE:  # most of what is read and written: everything below is for the rest
+        return value
     match value:
         case None | bool() | int() | str() | bytes():
             return value
