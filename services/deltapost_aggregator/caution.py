@@ -28,7 +28,7 @@ from deltapost_aggregator.context import RunContext
 logger = events(__name__)
 
 #: Entries judged in one transaction: bounds what is judged again after a crash.
-BATCH_ENTRIES = 64
+BATCH_ENTRIES = 256
 #: Seconds between two renewals of the lease while another fragment's suspect is read.
 _TURN_SECONDS = 1.0
 

@@ -43,6 +43,10 @@ from deltapost_aggregator.policy import Policy
 logger = events(__name__)
 
 
+#: Seconds after which what is judged of a batch is written: verdicts do not wait for many slow payloads.
+BATCH_SECONDS = 2.0
+
+
 @dataclass(frozen=True)
 class Taken:
     """What a batch led to. `record_ahead`: the record of head + 1 exists, adopt it before reading on."""
@@ -119,10 +123,18 @@ class Intake:
         view = self.open_round(lease, before)
         self._kept = None
         view.meets(ledger_intake.answered(ledger, lease.run, [signed.sha256 for signed in envelopes]))
+        self._context.keys.check_ahead(
+            [
+                (signed, _learner(signed), _judged_at(signed, view))
+                for signed in envelopes
+                if signed.sha256 not in view.known and _learner(signed) not in self._without_key
+            ]
+        )
         self._payloads.begin(envelopes, partial(self._will_be_fetched, view))
         decisions: list[Decision] = []
         record_ahead = False
         failure: DeltapostError | None = None
+        until = self._services.monotonic() + BATCH_SECONDS
         for entry, item in zip(entries, read, strict=True):
             try:
                 hold_lease()
@@ -138,7 +150,7 @@ class Intake:
             decisions.append(decision)
             view.add(decision)
             self._log(decision)
-            if policy.full(view, entry.id):
+            if policy.full(view, entry.id) or self._services.monotonic() >= until:
                 break
         if decisions:
             reach("intake.tx_sent")
@@ -175,7 +187,7 @@ class Intake:
         if message.learner in self._without_key:
             return Uncounted(entry.id, "unknown_learner", detail=f"no key for {message.learner!r}")
         if signed.sha256 not in view.known:  # else these very bytes, signature and all, were verified before
-            refused = self._context.keys.refusal(signed, message.learner, _judged_at(message, view))
+            refused = self._context.keys.refusal(signed, message.learner, _judged_at(signed, view))
             if refused is not None:
                 return Uncounted(entry.id, refused.reason, detail=refused.detail)
             # Once for each envelope: a copy, by its learner's timer or by anybody, shows no sign of life.
@@ -211,7 +223,7 @@ class Intake:
         message = signed.message
         assert isinstance(message, ContributionMessage)
         learner, keys = message.learner, self._context.keys
-        if learner in self._without_key or not keys.may_count(signed, learner, _judged_at(message, view)):
+        if learner in self._without_key or not keys.may_count(signed, learner, _judged_at(signed, view)):
             return False
         return isinstance(self._without_store("", signed, view), NeedsPayload)
 
@@ -223,6 +235,12 @@ class Intake:
         return True
 
     def _log(self, decision: Decision) -> None:
+        if (
+            isinstance(decision, Judged)
+            and decision.verdict == "accepted"
+            and not logger.isEnabledFor(logging.DEBUG)
+        ):
+            return  # most are
         fields: dict[str, object] = {"run": self._context.run, "fragment": self._fragment}
         match decision:
             case Judged():
@@ -250,8 +268,9 @@ def _learner(signed: SignedMessage) -> str:
     return signed.message.learner
 
 
-def _judged_at(message: ContributionMessage, view: OpenRound) -> int:
+def _judged_at(signed: SignedMessage, view: OpenRound) -> int:
     """The version whose keys count. What came too late is judged as of now: a key that was replaced cannot
     use up its learner's quota.
     """
-    return max(message.version, view.head)
+    assert isinstance(signed.message, ContributionMessage)
+    return max(signed.message.version, view.head)

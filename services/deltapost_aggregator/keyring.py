@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from deltapost.adapters import kernels
 from deltapost.algorithms.key_history import KeyHistory
 from deltapost.algorithms.plan import RunPlan
 from deltapost.errors import (
@@ -46,6 +47,8 @@ MAX_REMEMBERED_IDS = 10_000
 MAX_IDS_ASKED_FOR = 8
 #: Ids of a listing that are looked at; with more in the bucket, keys are asked for one by one again.
 MAX_IDS_LISTED = 100_000
+#: The fewest signatures that are worth a thread.
+SIGNATURES_PER_THREAD = 16
 #: Registry entries written to the ledger in one transaction.
 BATCH_ENTRIES = 256
 
@@ -114,6 +117,23 @@ class Keyring:
         return self._signed_by(
             signed, learner, [*([owner] if speakers.owner and owner else []), *speakers.keys]
         )
+
+    def check_ahead(self, batch: Sequence[tuple[SignedMessage, str, int]]) -> None:
+        """Checks the signatures of a batch of (message, learner, version) on all processors, as far as memory
+        tells whose key counts: asked about them, `refusal` then only looks up what came out.
+        """
+        wanted: list[tuple[SignedMessage, str, bytes]] = []
+        with self._lock:
+            for signed, learner, version in batch:
+                speakers, owner = self._history.speakers(learner, version), self._owners.get(learner)
+                keys = [*([owner] if speakers.owner and owner else []), *speakers.keys]
+                wanted += [(signed, learner, key) for key in keys[:1]]
+
+        def work(_part: int, begin: int, end: int) -> None:
+            for signed, learner, key in wanted[begin:end]:
+                self._signed_by(signed, learner, [key])
+
+        kernels.share(len(wanted), None, work, least=SIGNATURES_PER_THREAD)
 
     def without_key(self, learners: Collection[str]) -> frozenset[str]:
         """Those of a batch's learners that definitely have no key, where asking one by one would be many

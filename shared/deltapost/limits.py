@@ -62,7 +62,7 @@ MAX_ID_LENGTH: Final = 64
 MAX_REGISTRY_ENTRIES: Final = 100_000
 
 #: Seconds between two looks at a run's registry: how soon a key that was added, rotated or revoked counts.
-REGISTRY_POLL_SECONDS: Final = 5.0
+REGISTRY_POLL_SECONDS: Final = 15.0
 
 #: Metrics a contribution may carry, and characters of each name: they must fit MAX_CONTRIBUTION_BYTES.
 MAX_METRICS: Final = 16

@@ -142,7 +142,10 @@ def _canonical(value: object) -> object:
             for key in value:
                 if type(key) is not str:
                     raise MalformedMessage(f"a document's map has a key of type {type(key).__name__}")
-            return {key: _canonical(value[key]) for key in sorted(value)}
+            return {
+                key: item if type(item := value[key]) in _AS_THEY_ARE else _canonical(item)
+                for key in sorted(value)
+            }
     raise MalformedMessage(f"a document cannot hold a {type(value).__name__}")
 
 

@@ -7,7 +7,8 @@ and no tensor. Whatever bytes arrive, reading them gives a SignedMessage or rais
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
@@ -165,15 +166,19 @@ class SignedMessage:
     body: bytes
     signature: bytes
     frame: bytes
+    #: Keys whose holder is known to have signed it.
+    _signers: set[bytes] = field(default_factory=set, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def sha256(self) -> bytes:
         """The envelope's hash: what identifies it, however often it is delivered."""
         return hashlib.sha256(self.frame).digest()
 
     def verify(self, public_key: bytes, *, who: str) -> None:
         """Raises SignatureRefused unless the holder of `public_key` signed exactly these bytes."""
-        verify(public_key, "message", self.body, self.signature, who=who)
+        if public_key not in self._signers:
+            verify(public_key, "message", self.body, self.signature, who=who)
+            self._signers.add(public_key)
 
 
 def sign_message(message: Message, key: SigningKey) -> SignedMessage:
