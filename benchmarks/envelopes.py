@@ -44,7 +44,7 @@ ELEMENTS = 4_096
 
 @dataclass(frozen=True)
 class Waiting:
-    """A served run. Fragment after fragment can be filled; its learners are live, their keys known."""
+    """A served run. Its learners are live, their keys known; what they sign can be posted when it is time."""
 
     parts: Parts
     ledger: Ledger
@@ -52,14 +52,14 @@ class Waiting:
     context: RunContext
     learners: Sequence[str]
 
-    def fill(self, fragment: int) -> int:
-        """One envelope of each learner for the fragment's open round; returns the bytes of all frames."""
-        stream, size = envelope_stream(self.plan.run, fragment), 0
-        for learner in self.learners:
-            frame = _envelope(self.plan.run, learner, fragment).frame
-            self.parts.log.append(stream, frame)
-            size += len(frame)
-        return size
+    def signed(self, fragment: int) -> list[bytes]:
+        """One envelope of each learner for the fragment's open round."""
+        return [_envelope(self.plan.run, learner, fragment).frame for learner in self.learners]
+
+    def post(self, fragment: int, frames: Sequence[bytes]) -> None:
+        """They wait in the fragment's stream."""
+        for frame in frames:
+            self.parts.log.append(envelope_stream(self.plan.run, fragment), frame)
 
 
 def _key(learner: str) -> SigningKey:

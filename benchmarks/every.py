@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 #: In the order of README's table. One that is added here is in `make bench` and in the table.
-BENCHMARKS = ("close", "limit", "files", "mean", "encode", "announcement", "job")
+BENCHMARKS = ("close", "limit", "files", "mean", "encode", "announcement", "job", "intake")
 #: In the table, but run only by their own target: they take minutes.
 LONG = ("billion",)
 #: In `make bench`, without a row.

@@ -2,32 +2,32 @@
 
     python benchmarks/intake.py [--samples N] [--json] [--record]
 
-Valkey and Postgres are real, and so are the envelopes, which all wait in their streams when a sample begins.
-An aggregator's `FragmentWorker.step` reads, checks, judges and writes them, once with signatures checked and
-once with every signature believed; payloads cost nothing. The bare loop reads the same entries, as many at a
-time, inserts a row of the same widths for each with one `executemany` and commits with the new position: it
-looks at nothing. The sides take turns; a ratio is of the median rates.
+Valkey and Postgres are real, and so are the envelopes, which all wait in their streams when a sample begins;
+the fragments have their owner by then. An aggregator's `FragmentWorker.step` reads, checks, judges and writes
+them, once with signatures checked and once with every signature believed; payloads cost nothing. The bare
+loop reads the same entries, as many at a time, inserts a row of the same widths for each with one
+`executemany` and commits with the new position: it looks at nothing. The sides take turns; a ratio is of the
+median rates. Of the registered run's many fragments, which threads of one interpreter share, the rates are
+told only.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import psycopg
 import redis
 import typer
 from envelopes import Waiting, free_payloads, signatures_believed, waiting
-from facts import keep, where
+from facts import where
+from harness import AsJson, Record, Row, Samples, compared, console, deliver, times
 from parts import Parts, running
 from psycopg.types.json import Jsonb
-from rich.console import Console
-from rich.table import Table
 
 from deltapost.ledger.engine import open_ledger
 from deltapost.limits import WORKER_THREADS
@@ -38,14 +38,15 @@ from deltapost_aggregator.context import Health
 from deltapost_aggregator.pool import Next, Pool
 from deltapost_aggregator.worker import FragmentWorker
 
-#: Each row: fragments that one sample fills, learners of each, and whether the run is a registered one.
-ROWS: dict[str, tuple[int, int, bool]] = {
+#: Fragments that one sample fills, learners of each, and whether the run is a registered one.
+CASES: dict[str, tuple[int, int, bool]] = {
     "1 fragment, 2,048 learners": (1, 2_048, False),
     "16 fragments, 128 learners, registered": (16, 128, True),
 }
+CHECKED, BELIEVED, BARE = "signatures checked", "signatures believed", "bare loop"
 #: Of the bare loop's rate, at least; and envelopes per second with signatures, at least.
-AT_LEAST = {"signatures checked": 0.3, "signatures believed": 0.5}
-PER_SECOND_AT_LEAST = 1_500
+AT_LEAST = {CHECKED: 0.3, BELIEVED: 0.5}
+PER_SECOND_AT_LEAST = 1_500.0
 
 COLUMNS = (
     "run, envelope, fragment, version, learner, message, payload_sha256, payload_size, local_step, steps, "
@@ -56,9 +57,11 @@ COLUMNS = (
 class Serving:
     """One fragment, stepped by a pool's threads until nothing of it waits."""
 
-    def __init__(self, context: Waiting, fragment: int, done: Callable[[], None]) -> None:
+    def __init__(self, run: Waiting, fragment: int, done: Callable[[], None]) -> None:
+        """Takes the fragment over: its stream is empty still."""
         self.name = f"fragment {fragment}"
-        self._worker, self._done = FragmentWorker(context.context, fragment), done
+        self._worker, self._done = FragmentWorker(run.context, fragment), done
+        self._worker.step()
 
     def step(self) -> Next:
         if self._worker.step() != "idle":
@@ -67,18 +70,21 @@ class Serving:
         return "done"
 
 
-def aggregator(run: Waiting, fragments: Sequence[int]) -> float:
+def aggregator(run: Waiting, waits: Mapping[int, Sequence[bytes]]) -> float:
     """Seconds until an aggregator has taken in what waits in these fragments' streams."""
-    pool, left, idle = Pool(Health()), [len(fragments)], threading.Event()
+    pool, left, idle = Pool(Health()), [len(waits)], threading.Event()
 
     def done() -> None:
         left[0] -= 1
         if not left[0]:
             idle.set()
 
-    for fragment in fragments:
-        pool.add(Serving(run, fragment, done))
-    threads = [threading.Thread(target=pool.serve) for _ in range(min(WORKER_THREADS, len(fragments)))]
+    serving = [Serving(run, fragment, done) for fragment in waits]
+    for fragment, frames in waits.items():
+        run.post(fragment, frames)
+    for one in serving:
+        pool.add(one)
+    threads = [threading.Thread(target=pool.serve) for _ in range(min(WORKER_THREADS, len(waits)))]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -141,67 +147,61 @@ def _row(run: str, fragment: int, entry_id: bytes, frame: bytes) -> tuple[Any, .
     )  # fmt: skip
 
 
-def measured(parts: Parts, bare: Bare, name: str, samples: int, console: Console) -> dict[str, Any]:
-    """The rates of all sides in one row, taken in turns, each on fragments of its own."""
-    count, learners, registered = ROWS[name]
+def measured(parts: Parts, bare: Bare, name: str, samples: int) -> dict[str, Row]:
+    """What the rates of all sides in one case come to, taken in turns, each on fragments of its own."""
+    count, learners, registered = CASES[name]
     per_sample = count * len(AT_LEAST)
     ledger = open_ledger(parts.ledger_url)
     run_name = f"run-{count}"
     console.print(f"{name}: signing {samples * per_sample * learners} envelopes …")
-    rates: dict[str, list[float]] = {side: [] for side in (*AT_LEAST, "bare loop")}
+    rates: dict[str, list[float]] = {side: [] for side in (*AT_LEAST, BARE)}
     with free_payloads():
         run = waiting(
             parts, ledger, run_name,
             fragments=samples * per_sample, learners=learners, registered=registered,
         )  # fmt: skip
-        sizes = [run.fill(fragment) for fragment in range(samples * per_sample)]
+        frames = [run.signed(fragment) for fragment in range(samples * per_sample)]
         for sample in range(samples):
             for turn, side in enumerate(AT_LEAST):
                 first = sample * per_sample + turn * count
                 fragments = range(first, first + count)
-                with signatures_believed(side == "signatures believed"):
-                    rates[side].append(count * learners / aggregator(run, fragments))
-            rates["bare loop"].append(count * learners / bare.take(run_name, fragments))
+                waits = {fragment: frames[fragment] for fragment in fragments}
+                with signatures_believed(side == BELIEVED):
+                    rates[side].append(round(count * learners / aggregator(run, waits), 1))
+            rates[BARE].append(round(count * learners / bare.take(run_name, fragments), 1))
             shown = ", ".join(f"{side} {found[-1]:,.0f}" for side, found in rates.items())
             console.print(f"  {sample + 1}/{samples}: {shown} envelopes/s")
     ledger.close()
-    medians = {side: statistics.median(found) for side, found in rates.items()}
-    return {
+    facts = {
+        "unit": "envelopes/s",
         "envelopes_per_sample": count * learners,
-        "bytes_per_envelope": round(sum(sizes) / len(sizes) / learners),
-        "per_second": {side: [round(each, 1) for each in found] for side, found in rates.items()},
-        "medians": {side: round(each, 1) for side, each in medians.items()},
-        "ratios": {side: round(medians[side] / medians["bare loop"], 3) for side in AT_LEAST},
+        "bytes_per_envelope": round(statistics.mean(map(len, frames[0]))),
     }
+    found = {
+        f"intake, {name}, {side}": compared(
+            {side: rates[side], BARE: rates[BARE]},
+            times(side, BARE),
+            at_least=None if registered else least,
+            **facts,
+        )
+        for side, least in AT_LEAST.items()
+    }
+    asked = {CHECKED: rates[CHECKED], "asked": [PER_SECOND_AT_LEAST]}
+    found[f"intake, {name}, a second"] = compared(asked, times(CHECKED, "asked"), at_least=1.0, **facts)
+    return found
 
 
-def main(
-    samples: Annotated[int, typer.Option(min=1, help="Turns of each side in each row.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Write it to records/.")] = False,
-) -> None:
+def main(samples: Samples = 5, as_json: AsJson = False, record: Record = False) -> None:
     """How many envelopes an aggregator takes in per second. Progress goes to stderr."""
-    console = Console(stderr=True)
+    facts = where("bench-intake")
+    rows: dict[str, Row] = {}
     with running(s3=False, postgres=True) as parts:
         bare = Bare(parts)
-        rows = {name: measured(parts, bare, name, samples, console) for name in ROWS}
+        for name in CASES:
+            rows |= measured(parts, bare, name, samples)
         bare.close()
-    result = where("bench-intake") | {
-        "batch_entries": BATCH_ENTRIES,
-        "at_least": AT_LEAST | {"per_second": PER_SECOND_AT_LEAST},
-        "rows": rows,
-    }
-    if record:
-        console.print(f"written to {keep('intake', result)}")
-    if as_json:
-        print(json.dumps(result))
-        return
-    table = Table("waiting", "side", "envelopes/s", "of the bare loop", "at least", title="Intake")
-    for name, row in rows.items():
-        for side, rate in row["medians"].items():
-            ratio, least = row["ratios"].get(side), AT_LEAST.get(side)
-            table.add_row(name, side, f"{rate:,.0f}", f"{ratio:.2f}" if ratio else "", f"{least or ''}")
-    Console().print(table)
+    result = facts | {"batch_entries": BATCH_ENTRIES, "rows": rows}
+    deliver("intake", result, title="Intake", as_json=as_json, record=record)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ Only the quorum is not the default of one: with it a round waits, here as there,
 what is measured would be that policy; so both wait for all four learners.
 A round's seconds go from its last upload, among those made before anybody aligned with it, until the last
 learner is aligned. Requests are SeaweedFS's own count, over some rounds in a row, whatever they are for.
+What of that time is the store's, asked the same by nobody else, and what the wait for the end of the step, in
+which a learner aligns, stands beside it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Annotated, Any
 import typer
 from facts import where
 from harness import AsJson, PeerPython, Record, Row, Samples, Scale, compared, console, deliver, times
+from job_alone import last_step_ends, store_alone
 from job_rounds import Rounds
 from parts import Parts, end, running
 from peers import python_of
@@ -46,6 +49,8 @@ GIVEN: dict[str, Any] = {
 #: Rounds that are not measured: connections open, and the first pass of garbage collection of an aggregator
 #: that has just started makes one listing a second. The next one is due after ten minutes.
 WARM_UP = 80
+#: Times that what a round asks of the store is asked alone.
+ALONE_SAMPLES = 15
 #: Rounds in a row whose requests are one sample.
 WINDOW = 4
 #: Requests of a round, at most.
@@ -184,6 +189,12 @@ def main(
     sides: dict[str, dict[str, list[float]]] = {side: {} for side in ("deltapost", "gradientmail")}
     (port,) = free_ports(1)
     with running(s3=True, postgres=postgres, metrics_port=port) as parts:
+        alone = store_alone(
+            parts.store,
+            payload_bytes=4 * given["parameters"] // given["fragments"],
+            learners=LEARNERS,
+            samples=ALONE_SAMPLES,
+        )
         place = Place(parts, port, python, given)
         for number in range(samples):
             for side, found in sides.items():
@@ -193,12 +204,13 @@ def main(
                 seconds, asked = (statistics.median(one[name]) for name in ("seconds", "requests"))
                 console.print(f"{number + 1}, {side}: {seconds:.3f} s, {asked:.1f} requests a round")
     ledger = "postgresql" if postgres else "sqlite"
-    result = facts | {"peer": PEER, **given, "scale": scale, "ledger": ledger, "rows": rows(sides)}
+    result = facts | {"peer": PEER, **given, "scale": scale, "ledger": ledger, "rows": rows(sides, alone)}
     deliver("job", result, title="The whole job", as_json=as_json, record=record)
 
 
-def rows(sides: dict[str, dict[str, list[float]]]) -> dict[str, Row]:
-    """What the rounds of both sides come to."""
+def rows(sides: dict[str, dict[str, list[float]]], alone: dict[str, float]) -> dict[str, Row]:
+    """What the rounds of both sides come to. `alone`: the seconds of what they ask of the store."""
+    bound = {"store": sum(alone.values()), "steps": last_step_ends(GIVEN["step_seconds"], LEARNERS)}
     each = {name: {side: found[name] for side, found in sides.items()} for name in ("seconds", "requests")}
     uploads = {side: round(statistics.mean(found["uploads"]), 2) for side, found in sides.items()}
     slow = {side: sorted(found)[int(0.9 * (len(found) - 1))] for side, found in each["seconds"].items()}
@@ -215,6 +227,11 @@ def rows(sides: dict[str, dict[str, list[float]]]) -> dict[str, Row]:
         ),
         "S3 requests of such a round, over 3N + 8": compared(
             asked, times("deltapost", "3N + 8"), at_most=1.0, unit="requests", means=means
+        ),
+        "last upload to all aligned, over store and step alone": compared(
+            {"deltapost": each["seconds"]["deltapost"], "store and step": [round(sum(bound.values()), 4)]},
+            times("deltapost", "store and step"),
+            alone={**alone, "the last learner's step ends": round(bound["steps"], 4)},
         ),
     }
 
